@@ -1,0 +1,78 @@
+# Everything runs in .venv, made once by the first target that needs it and brought up to date when setup.cfg or
+# pyproject.toml changes. Another choice of extras: make test EXTRAS=cuda13,md,test
+
+PYTHON ?= python3
+EXTRAS ?= cpu,md,test
+MODEL ?=
+DEMO_TIME ?= 5 ps
+PYTEST_ARGS ?=
+
+comma := ,
+BIN := .venv/bin
+STAMP := .venv/.stamp-$(subst $(comma),-,$(EXTRAS))
+PEERS := openmmml==1.8 torchmd-net==3.1.0
+PEERS_STAMP := .venv-peers/.stamp
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-slow lint format bench bench-peers oracle clean check-model
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## create .venv with EXTRAS (default: cpu,md,test)
+
+demo: check-model $(STAMP)  ## MODEL=file.ckpt: molecular dynamics of alanine dipeptide, DEMO_TIME long (default: 5 ps)
+	$(BIN)/openmm-tensornet simulate --model "$(MODEL)" examples/alanine_dipeptide.pdb \
+	    --time "$(DEMO_TIME)" --output out/demo --overwrite
+
+test: $(STAMP)  ## run the tests, except those that take minutes
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
+	$(BIN)/python -m pytest -m slow -s $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## fix the imports' order and the format
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## time this package
+	$(BIN)/python -m benchmarks.run
+
+bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers
+	$(BIN)/python -m benchmarks.run --peers
+
+oracle: $(PEERS_STAMP)  ## create .venv-peers with torchmd-net and openmm-ml, whose numbers we match
+
+clean:  ## remove what building, testing and the demo leave behind (environments stay)
+	rm -rf build dist *.egg-info out/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+check-model:
+	$(if $(MODEL),,$(error MODEL is not set: say which checkpoint to run, as in make demo MODEL=aceff-1.1.ckpt))
+	@test -f "$(MODEL)" || { echo "MODEL=$(MODEL): no such file" >&2; exit 1; }
+
+.venv/bin/python .venv-peers/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { \
+	    echo "PYTHON=$(PYTHON): Python 3.10 to 3.13 is needed (TorchScript ends there). Name one: make ... PYTHON=python3.12" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv $(@D:/bin=)
+
+# All openmmtorch builds own the same files: another one than EXTRAS asks for must leave first.
+$(STAMP): setup.cfg pyproject.toml | .venv/bin/python
+	@echo "Installing openmm-tensornet[$(EXTRAS)] into .venv; PyTorch alone is a download of gigabytes."
+	rm -f .venv/.stamp-*
+	@for build in cpu:cpu cuda12:cu12 cuda13:cu13; do \
+	    case ",$(EXTRAS)," in *,$${build%:*},*) ;; *) $(BIN)/python -m pip uninstall -qy acellera-openmmtorch-$${build#*:} 2>/dev/null ;; esac; \
+	done
+	$(BIN)/python -m pip install -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(PEERS_STAMP): | .venv-peers/bin/python
+	.venv-peers/bin/python -m pip install $(PEERS)
+	@touch $@

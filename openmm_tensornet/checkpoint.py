@@ -1,0 +1,278 @@
+"""TorchMD-Net checkpoints; the only module that knows their format.
+
+A checkpoint is a Lightning file with `hyper_parameters` and `state_dict`. It is read with ``weights_only=True``: nothing in it
+needs code to be unpickled, and a file that does is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import zipfile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .model import TensorNet, TensorNetConfig
+from .priors import D2, ZBL, Atomref, Prior
+from .registry import known_elements
+from .units import ModelUnits
+
+# Our parameter names, and what TorchMD-Net calls them (without its leading "model.").
+_NAMES = (
+    (r"^rbf\.", "representation_model.distance_expansion."),
+    (r"^embedding\.species\.", "representation_model.tensor_embedding.emb."),
+    (r"^embedding\.species_pair\.", "representation_model.tensor_embedding.emb2."),
+    (r"^embedding\.radial\.0\.", "representation_model.tensor_embedding.distance_proj1."),
+    (r"^embedding\.radial\.1\.", "representation_model.tensor_embedding.distance_proj2."),
+    (r"^embedding\.radial\.2\.", "representation_model.tensor_embedding.distance_proj3."),
+    (r"^embedding\.norm\.", "representation_model.tensor_embedding.init_norm."),
+    (r"^embedding\.scalar\.", "representation_model.tensor_embedding.linears_scalar."),
+    (r"^embedding\.tensor\.", "representation_model.tensor_embedding.linears_tensor."),
+    (r"^layers\.(\d+)\.radial\.", r"representation_model.layers.\1.linears_scalar."),
+    (r"^layers\.(\d+)\.tensor\.", r"representation_model.layers.\1.linears_tensor."),
+    (r"^out_norm\.", "representation_model.out_norm."),
+    (r"^out\.", "representation_model.linear."),
+    (r"^head\.(\d+)\.", lambda m: f"output_model.output_network.layers.{2 * int(m[1])}."),
+    (r"^priors\.", "prior_model."),
+)
+
+# Options of TorchMD-Net's training program that do not change the energy of a finished TensorNet
+# (or, like those of other architectures and heads, are not read for one).
+_NO_EFFECT = set(
+    """aggr attn_activation batch_size check_errors checkpoint_monitor conf coord_files coulomb_cutoff
+    coulomb_max_num_neighbors coulomb_neighbor_strategy dataset dataset_arg dataset_preload_limit dataset_root derivative
+    distance_influence early_stopping_monitor early_stopping_patience ema_alpha_neg_dy ema_alpha_y embed_files energy_files
+    force_files gradient_clipping inference_batch_size job_id load_model load_weights log_dir lr lr_factor lr_metric lr_min
+    lr_patience lr_warmup_steps max_num_neighbors neg_dy_weight neighbor_embedding ngpus num_epochs num_heads num_nodes
+    num_workers output_mlp_num_layers q_dim q_weights redirect reset_trainer save_interval seed spin splits standardize
+    static_shapes tensorboard_use test_interval test_size train_loss train_loss_arg train_size val_size vector_cutoff
+    wandb_name wandb_project wandb_resume_from_id wandb_use weight_decay y_weight""".split()
+)
+_READ = set(
+    """model embedding_dimension num_layers num_rbf rbf_type trainable_rbf activation cutoff_lower cutoff_upper max_z
+    equivariance_invariance_group precision reduce_op prior_model prior_args output_model remove_ref_energy charge box_vecs
+    atom_filter repulsion""".split()
+)
+_DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
+_LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
+_BOX = re.compile(r"(^|\.)distance\.box$|^prior_model\.\d+\.distances?\.box$")
+
+
+def load_model(
+    path: str | os.PathLike,
+    *,
+    length_unit: Any = None,
+    energy_unit: Any = None,
+    remove_ref_energy: bool | None = None,
+) -> TensorNet:
+    """Read a TorchMD-Net checkpoint of a TensorNet.
+
+    Parameters
+    ----------
+    path : path
+        A ``.ckpt`` file of TorchMD-Net, of any version.
+    length_unit, energy_unit : openmm.unit.Unit, optional
+        Units in which the model was trained; angstrom and eV by default. Checkpoints do not carry them.
+    remove_ref_energy : bool, optional
+        True leaves out the atomic reference energies (Atomref prior), False adds them; by default as the file says.
+
+    Returns
+    -------
+    TensorNet
+        In the precision of the file, in evaluation mode.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is no checkpoint, is damaged, wants code to be run, is of another architecture, has an option that
+        would change the energy and cannot be honoured, or has missing, surplus, misshapen or non-finite weights.
+    """
+    units = ModelUnits.from_openmm(length_unit, energy_unit)
+    content, digest = _read(path)
+    options, state = content["hyper_parameters"], content["state_dict"]
+    try:
+        model = _build(options, state, units)
+        _load_weights(model, options, state)
+        _choose_reference(model, options, remove_ref_energy)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
+    model.source_hash = digest
+    model.elements = known_elements(digest)
+    return model.eval()
+
+
+def _read(path: str | os.PathLike) -> tuple[dict, str]:
+    """Content and SHA-256 of a checkpoint file."""
+    if isinstance(path, (list, tuple)):
+        raise ValueError("model: expected one checkpoint, received a list; ensembles are not supported, name one file")
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        raise ValueError(f"{name}: expected a checkpoint file, received a directory")
+    with open(name, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else ""
+        file.seek(0)
+        if not digest:  # Python 3.10
+            digest = hashlib.sha256(file.read()).hexdigest()
+    if zipfile.is_zipfile(name):
+        with zipfile.ZipFile(name) as archive:
+            members = archive.infolist()
+        names = [member.filename for member in members]
+        if any(n.endswith(".ckpt") for n in names):
+            raise ValueError(f"{name}: expected one checkpoint, received a zip of several (an ensemble); unpack one of them")
+        if any(n.endswith("/constants.pkl") for n in names):
+            raise ValueError(f"{name}: expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError(f"{name}: expected a checkpoint as torch writes it, received a compressed archive")
+    try:
+        content = torch.load(name, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
+            reason = "it wants code to be run, which is refused; save it again with plain numbers, strings and tensors only"
+        else:
+            reason = "it is no checkpoint or is damaged"
+        raise ValueError(f"{name}: cannot be read as a checkpoint: {reason} ({_first_line(error)})") from None
+    except Exception as error:  # torch.load raises almost anything on damaged bytes
+        raise ValueError(
+            f"{name}: cannot be read as a checkpoint: it is no checkpoint, or truncated or damaged ({_first_line(error)})"
+        ) from None
+    for key in ("hyper_parameters", "state_dict"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+            raise ValueError(f"{name}: expected a TorchMD-Net checkpoint with a dictionary {key!r}, which is missing")
+    return content, digest
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
+    architecture = options.get("model")
+    if architecture != "tensornet":
+        raise ValueError(f"model: expected the architecture 'tensornet', received {architecture!r}, which is not supported")
+    for key, value in options.items():
+        if key not in _READ and key not in _NO_EFFECT and value not in (None, False):
+            raise ValueError(f"option {key}={value!r} is not known and might change the energy")
+    if options.get("output_model") != "Scalar":
+        raise ValueError(f"output_model: expected 'Scalar', received {options.get('output_model')!r}, which is not supported")
+    if options.get("atom_filter", -1) not in (-1, None):
+        raise ValueError(f"atom_filter: expected -1, received {options['atom_filter']!r}, which cannot be honoured")
+    if options.get("repulsion"):
+        raise ValueError("repulsion: expected False, received True, which cannot be honoured")
+    if options.get("box_vecs") is not None:
+        raise ValueError("box_vecs: expected None, received a box; here the box comes from the topology or box_vectors")
+    if options.get("precision", 32) not in _DTYPES:
+        raise ValueError(f"precision: expected 32 or 64, received {options['precision']!r}")
+    reduce_op = options.get("reduce_op", "sum")
+    heads = [int(m[1]) for key in state if (m := re.search(r"output_network\.(?:layers\.)?(\d+)\.weight$", str(key)))]
+    try:
+        config = TensorNetConfig(
+            embedding_dimension=options["embedding_dimension"],
+            num_layers=options["num_layers"],
+            num_rbf=options["num_rbf"],
+            rbf_type=options["rbf_type"],
+            trainable_rbf=bool(options["trainable_rbf"]),
+            activation=options["activation"],
+            cutoff_lower=float(options["cutoff_lower"]),
+            cutoff_upper=float(options["cutoff_upper"]),
+            max_z=options["max_z"],
+            group=options.get("equivariance_invariance_group", "O(3)"),
+            reduce_op="sum" if reduce_op == "add" else reduce_op,
+            head_hidden_layers=max(heads, default=2) // 2 - 1,
+            charge=bool(options.get("charge", False)),
+        )
+    except KeyError as error:
+        raise ValueError(f"option {error.args[0]} is missing") from None
+    except TypeError as error:
+        raise ValueError(f"an option has a value of the wrong type ({error})") from None
+    largest = max(config.embedding_dimension, config.max_z, config.num_rbf, config.num_layers)
+    if largest > sum(v.numel() for v in state.values() if isinstance(v, Tensor)):
+        raise ValueError(f"the options describe a network far larger than the weights in the file (a size of {largest})")
+    return TensorNet(config, _priors(options, config.max_z), units).to(_DTYPES[options.get("precision", 32)])
+
+
+def _priors(options: dict, max_z: int) -> list[Prior]:
+    """Priors from the three ways in which TorchMD-Net writes them down."""
+    given = options.get("prior_model") or []
+    named: list[tuple[str, dict]] = []
+    for item in given if isinstance(given, (list, tuple)) else [given]:
+        named += [(k, v or {}) for k, v in item.items()] if isinstance(item, dict) else [(item, {})]
+    arguments = options.get("prior_args")
+    if arguments is not None and named:
+        arguments = list(arguments) if isinstance(arguments, (list, tuple)) else [arguments]
+        if len(arguments) != len(named):
+            raise ValueError(f"prior_args: expected {len(named)} entries, one for each prior, received {len(arguments)}")
+        named = [(name, argument or {}) for (name, _), argument in zip(named, arguments, strict=True)]
+    priors: list[Prior] = []
+    for name, argument in named:
+        argument = {k: v for k, v in argument.items() if k != "max_num_neighbors"}
+        try:
+            if name in ("Atomref", "LearnableAtomref"):
+                argument = {"max_z": max_z, "trainable": name == "LearnableAtomref"} | argument
+                priors.append(Atomref(**argument))
+            elif name in ("ZBL", "D2"):
+                priors.append({"ZBL": ZBL, "D2": D2}[name](**argument))
+            else:
+                raise ValueError(f"prior_model: expected Atomref, LearnableAtomref, ZBL or D2, received {name!r}, which cannot be honoured")
+        except TypeError as error:
+            raise ValueError(f"prior_args of {name} are not understood: {error}") from None
+    return priors
+
+
+def _torchmdnet_name(name: str) -> str:
+    for pattern, replacement in _NAMES:
+        renamed, count = re.subn(pattern, replacement, name)
+        if count:
+            return renamed
+    return name
+
+
+def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
+    """Fill `model` from the file's `state_dict`, which is not changed."""
+    found: dict[str, Tensor] = {}
+    for key, value in state.items():
+        name = _LEGACY_HEAD.sub(r"output_model.output_network.layers.\1.", re.sub(r"^model\.", "", str(key)))
+        if not isinstance(value, Tensor):
+            raise ValueError(f"weight {key}: expected a tensor, received {type(value).__name__}")
+        if _BOX.search(name):
+            if bool(value.any()):
+                raise ValueError(f"weight {key}: expected an empty box, received {value.tolist()}, which cannot be honoured")
+        elif not name.endswith(".initial_atomref"):  # the start of training; the weights are what counts
+            found[name] = value
+    old_layout = "check_errors" in options
+    own = model.state_dict()
+    values = {}
+    for name, target in own.items():
+        foreign = _torchmdnet_name(name)
+        if foreign not in found:
+            raise ValueError(f"weight model.{foreign} is missing")
+        value = found.pop(foreign)
+        if value.shape != target.shape:
+            raise ValueError(f"weight model.{foreign}: expected shape {tuple(target.shape)}, received {tuple(value.shape)}")
+        if value.is_floating_point() != target.is_floating_point() or value.is_complex():
+            raise ValueError(f"weight model.{foreign}: expected a tensor like {target.dtype}, received {value.dtype}")
+        if not bool(torch.isfinite(value).all()) and not name.endswith((".C_6", ".R_r")):
+            raise ValueError(f"weight model.{foreign}: expected finite numbers, received NaN or infinity")
+        if old_layout and re.match(r"(embedding\.scalar\.1|layers\.\d+\.radial\.2)\.", name):
+            value = value.unflatten(0, (-1, 3)).transpose(0, 1).flatten(0, 1)  # rows [F,3] -> [3,F]
+        values[name] = value
+    if found:
+        raise ValueError(f"weight model.{sorted(found)[0]} is not known ({len(found)} surplus weights in all)")
+    model.load_state_dict(values)
+
+
+def _choose_reference(model: TensorNet, options: dict, remove: bool | None) -> None:
+    """Turn the Atomref priors on or off."""
+    if remove is None:
+        return
+    references = [prior for prior in model.priors if isinstance(prior, Atomref)]
+    if not references:
+        raise ValueError(f"remove_ref_energy={remove}: expected a model with an Atomref prior, received one without; leave it out")
+    for prior in references:
+        prior.enable = not remove
