@@ -101,3 +101,23 @@ def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor 
         index.append(found)
         shift.append(lattice + wrap[found[0]] - wrap[found[1]])
     return Pairs(torch.cat(index, dim=1), torch.cat(shift))
+
+
+def all_pairs(molecules: Tensor) -> Tensor:
+    """All pairs i<j of atoms of one molecule, shape (2, P)."""
+    order = torch.argsort(molecules, stable=True)
+    sizes = torch.bincount(molecules)
+    found = [torch.combinations(members) for members in order.split(sizes.tolist())]
+    return torch.sort(torch.cat(found), dim=1).values.T.contiguous()
+
+
+def minimum_image(vector: Tensor, box: Tensor) -> Tensor:
+    """Nearest image of vectors, shape (P, 3), in a reduced box, shape (3, 3); right for what is nearer than half its width.
+
+    The order c, b, a matters: each vector of a reduced box only has components up to its own.
+    """
+    inverse = box.diagonal().reciprocal()
+    for k in (2, 1, 0):
+        turns = (vector[:, k] * inverse[k]).round()
+        vector = torch.addcmul(vector, turns.unsqueeze(-1), box[k], value=-1)
+    return vector

@@ -84,7 +84,7 @@ def squared_norm(x: Tensor) -> Tensor:
 def basis(dtype: torch.dtype = torch.float64) -> Tensor:
     """Orthonormal basis of the 3×3 matrices, shape (9, 3, 3), ordered I, A₁₋₃, S₁₋₅."""
     b = torch.zeros(9, 3, 3, dtype=torch.float64)
-    b[0] = torch.eye(3) / math.sqrt(3)
+    b[0] = torch.eye(3, dtype=torch.float64) / math.sqrt(3)
     b[1:4] = skew(torch.eye(3, dtype=torch.float64)) / math.sqrt(2)
     for k, (i, j) in enumerate(((0, 1), (0, 2), (1, 2))):
         b[4 + k, i, j] = b[4 + k, j, i] = 1 / math.sqrt(2)

@@ -1,0 +1,207 @@
+"""The TensorNet of :mod:`openmm_tensornet.model`, specialised to fixed atoms: pair vectors in, atom energies out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from . import tensors
+from .model import TensorNet
+
+
+class _Normalize(torch.autograd.Function):
+    """x/(‖x‖²+1), components first."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        scale = ((x * x).sum(0) + 1).reciprocal()
+        y = x * scale
+        ctx.save_for_backward(x, y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        x, y, scale = ctx.saved_tensors
+        g = gradients[0]
+        return torch.addcmul(g, y, (x * g).sum(0), value=-2) * scale
+
+
+class _SquaredNorm(torch.autograd.Function):
+    """Σ_c x_c², components first."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x * x).sum(0)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (x,) = ctx.saved_tensors
+        return (2 * gradients[0]) * x
+
+
+class _PartNorms(torch.autograd.Function):
+    """Weighted sums of squares over components, (3, A·F) from (9, A·F) and the weights, shape (3, 9)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        return torch.mm(weights, x * x)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        x, weights = ctx.saved_tensors
+        return torch.mm(2 * weights.T, gradients[0]) * x, None
+
+
+class _PlusSquare(torch.autograd.Function):
+    """x + c·D·D for components of shape (9, A·F), given D and c·D with a constant c of each atom.
+
+    The table, shape (9, 81), is symmetric in its factors.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, d: Tensor, scaled: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(scaled, table)
+        return torch.addmm(x, table, (d.unsqueeze(1) * scaled.unsqueeze(0)).flatten(0, 1))
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        scaled, table = ctx.saved_tensors
+        g = torch.mm(2 * table.T, gradients[0]).unflatten(0, (9, 9))
+        return gradients[0], (g * scaled.unsqueeze(0)).sum(1), None, None
+
+
+class _ByPart(torch.autograd.Function):
+    """Repeat each part's values for its components, (A, 3, F) to (A, 9, F)."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, part: Tensor, zeros: Tensor) -> Tensor:
+        ctx.save_for_backward(part, zeros)
+        return values.index_select(1, part)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        part, zeros = ctx.saved_tensors
+        return zeros.index_add(1, part, gradients[0]), None, None
+
+
+class _Direction(torch.autograd.Function):
+    """Distance and unit vector of pair vectors, shape (P, 3)."""
+
+    @staticmethod
+    def forward(ctx, r: Tensor) -> tuple[Tensor, Tensor]:
+        distance = (r * r).sum(-1).sqrt()
+        unit = r / distance.unsqueeze(-1)
+        ctx.save_for_backward(distance, unit)
+        return distance, unit
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        distance, unit = ctx.saved_tensors
+        g_distance, g_unit = gradients
+        g_unit = g_unit / distance.unsqueeze(-1)
+        along = g_distance - (unit * g_unit).sum(-1)
+        return torch.addcmul(g_unit, unit, along.unsqueeze(-1))
+
+
+class StaticNetwork(nn.Module):
+    """Everything between pair vectors and the energy of each slot.
+
+    Parameters
+    ----------
+    model : TensorNet
+        Its weights are copied.
+    radial : nn.Module
+        Distances in nm, shape (P,), to functions, shape (P, G·F), scaled for the orthonormal basis.
+    sums : nn.Module
+        :class:`~openmm_tensornet.blocks.DenseBlocks` or :class:`~openmm_tensornet.blocks.PairSums`.
+    charge : Tensor of float64, shape (A,)
+        Total charge of each slot's molecule.
+    dtype : torch.dtype
+    """
+
+    def __init__(self, model: TensorNet, radial: nn.Module, sums: nn.Module, charge: Tensor, dtype: torch.dtype):
+        super().__init__()
+        self.radial, self.sums = radial, sums
+        self.activation = model.activation
+        self.group = model.config.group
+        sizes = torch.tensor(tensors.PART_SIZES)
+
+        def linears(modules) -> Tensor:
+            """Weights of the three parts' linears for each component, to multiply from the right; (9, F, F)."""
+            return torch.stack([m.weight.detach().T for m in modules]).repeat_interleave(sizes, 0).to(dtype)
+
+        self.register_buffer("part", torch.arange(3).repeat_interleave(sizes))
+        self.register_buffer("embedding_tensor", linears(model.embedding.tensor))
+        self.gates = _affines((model.embedding.norm, *model.embedding.scalar), dtype)
+        for k, layer in enumerate(model.layers):
+            self.register_buffer(f"tensor_in_{k}", linears(layer.tensor[:3]))
+            self.register_buffer(f"tensor_out_{k}", linears(layer.tensor[3:]))
+        self.num_layers = len(model.layers)
+        self.readout = _affines((model.out_norm, model.out, *model.head), dtype)
+        table = tensors.product_table()  # (a, b, c)
+        pair_table = table + table.transpose(0, 1) if self.group == "O(3)" else 2 * table.transpose(0, 1)
+        self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
+        square_table = (table + table.transpose(0, 1)) / 2
+        self.register_buffer("square_table", square_table.flatten(0, 1).T.contiguous().to(dtype))
+        self.register_buffer("zeros", torch.zeros(len(charge), 3, model.config.embedding_dimension, dtype=dtype))
+        collect = torch.zeros(3, 9, dtype=torch.float64)
+        collect[torch.arange(3).repeat_interleave(sizes), torch.arange(9)] = 1.0
+        collect[0] *= 3 * tensors.ONE_THIRD
+        self.register_buffer("collect", collect.to(dtype))
+        self.charged = bool((charge != 0).any())
+        self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
+
+    def forward(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3)."""
+        distance, unit = _Direction.apply(r)
+        x, weights = self.sums(self.radial(distance), unit)
+        gates = _SquaredNorm.apply(x)
+        for k, (weight, bias) in enumerate(self.gates):
+            gates = _layer_norm(gates, weight, bias) if k == 0 else self.activation(torch.addmm(bias, gates, weight))
+        gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros).transpose(0, 1)
+        x = torch.bmm(x, self.embedding_tensor) * gates
+        for k, weight in enumerate(weights):
+            x = _Normalize.apply(x)
+            y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
+            p = self._product(y, self.sums.message(weight, y))
+            if self.charged and self.group == "O(3)":
+                p = p * self.charge_factor
+            d = torch.bmm(_Normalize.apply(p), getattr(self, f"tensor_out_{k}"))
+            scaled = (d * self.charge_factor if self.charged else d).detach()
+            x = _PlusSquare.apply((x + d).flatten(1), d.flatten(1), scaled.flatten(1), self.square_table).view(x.shape)
+        norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
+        h = norms.transpose(0, 1).flatten(1)
+        last = len(self.readout) - 1
+        for k, (weight, bias) in enumerate(self.readout):
+            h = _layer_norm(h, weight, bias) if k == 0 else torch.addmm(bias, h, weight)
+            if 0 < k < last:
+                h = self.activation(h)
+        return distance, h.squeeze(-1)
+
+    def _product(self, x: Tensor, y: Tensor) -> Tensor:
+        """YM+MY, or 2MY in SO(3)."""
+        outer = (x.unsqueeze(1) * y.unsqueeze(0)).flatten(0, 1)
+        return torch.mm(self.pair_table, outer.flatten(1)).view(x.shape)
+
+
+class _Affine(nn.Module):
+    """Weight (to multiply from the right; a vector for a LayerNorm) and bias, as buffers."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        weight = module.weight.detach()
+        self.register_buffer("weight", (weight.T if weight.dim() == 2 else weight).contiguous().to(dtype))
+        self.register_buffer("bias", module.bias.detach().to(dtype))
+
+    def __iter__(self):
+        return iter((self.weight, self.bias))
+
+
+def _affines(modules, dtype: torch.dtype) -> nn.ModuleList:
+    return nn.ModuleList(_Affine(module, dtype) for module in modules)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)
