@@ -68,6 +68,8 @@ class DenseBlocks(nn.Module):
 
     Parameters
     ----------
+    radial : nn.Module
+        Distances, shape (P,), to functions, shape (P, G·F).
     pairs : Tensor of int64, shape (2, P)
         Pairs i<j of slots; a slot is molecule·n + place.
     occupied : Tensor of bool, shape (B, n)
@@ -78,8 +80,11 @@ class DenseBlocks(nn.Module):
         Radial functions at d = 0, for the self pair.
     """
 
-    def __init__(self, pairs: Tensor, occupied: Tensor, species: Tensor, self_functions: Tensor):
+    def __init__(
+        self, radial: nn.Module, pairs: Tensor, occupied: Tensor, species: Tensor, self_functions: Tensor
+    ):
         super().__init__()
+        self.radial = radial
         blocks, n = occupied.shape
         self.shape = (blocks, n)
         self.channels = species.shape[-1]
@@ -103,13 +108,15 @@ class DenseBlocks(nn.Module):
         self.register_buffer("ones", sign.new_ones(blocks * n, 1, n))
         self.register_buffer("components", symmetric_components().to(species.dtype))
 
-    def forward(self, functions: Tensor, unit: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Embed, and prepare the layers' weights.
 
         Parameters
         ----------
-        functions : Tensor, shape (P, G·F)
+        distance : Tensor, shape (P,)
         unit : Tensor, shape (P, 3)
+        pairs : Tensor of int64, shape (2, P)
+            Not used: all pairs are known beforehand.
 
         Returns
         -------
@@ -119,7 +126,7 @@ class DenseBlocks(nn.Module):
             For :meth:`message`, one for each layer.
         """
         blocks, n = self.shape
-        edges = _Expand.apply(functions, self.constant, self.row, self.forth, self.back)
+        edges = _Expand.apply(self.radial(distance), self.constant, self.row, self.forth, self.back)
         first, *weights = edges.view(blocks * n, n, -1, self.channels).split(3, dim=2)
         geometry = _Geometry.apply(unit, self.components)
         geometry = _Expand.apply(geometry, None, self.direction, self.forth, self.back) * self.sign
@@ -142,56 +149,149 @@ class DenseBlocks(nn.Module):
 
 
 class PairSums(nn.Module):
-    """Sums over a list of pairs i<j of atoms.
+    """Sums over a list of pairs i<j of atoms, chunk by chunk, so that what is gathered stays in cache.
 
-    The list comes with every evaluation (:meth:`set_pairs`), since it may depend on the positions. Unused slots of the list have
-    a distance beyond the cutoff, where all functions are zero, so whatever atoms they name receive exactly nothing.
+    Unused slots of the list have a distance beyond the cutoff, where all functions are zero, so that the atoms they name
+    receive exactly nothing. Backward gathers again instead of keeping what forward gathered.
 
     Parameters
     ----------
+    radial : list of nn.Module
+        Radial functions of the embedding and of each layer (3F each), with `evaluate` and `slope` as in
+        :class:`~openmm_tensornet.tabulate.RadialTable`.
     receiver, sender : Tensor, shape (N, F)
         Z_ij = receiver_i + sender_j.
     self_functions : Tensor, shape (G·F,)
         Radial functions at d = 0, for the self pair.
+    chunk : int
+        Pairs at a time.
     """
 
-    def __init__(self, receiver: Tensor, sender: Tensor, self_functions: Tensor):
+    def __init__(
+        self, radial: list[nn.Module], receiver: Tensor, sender: Tensor, self_functions: Tensor, chunk: int
+    ):
         super().__init__()
-        self.atoms, self.channels = receiver.shape
-        own = self_functions.view(-1, 3, self.channels)
+        self.radial, self.chunk = nn.ModuleList(radial), chunk
+        atoms, channels = receiver.shape
+        own = self_functions.view(-1, 3, channels)
         part = torch.arange(3).repeat_interleave(torch.tensor(tensors.PART_SIZES))
-        self.register_buffer("part", part)
         self.register_buffer("receiver", receiver)
         self.register_buffer("sender", sender)
-        embedded = torch.zeros(9, self.atoms, self.channels, dtype=receiver.dtype)
-        embedded[0] = (receiver + sender) * own[0, 0]
+        embedded = torch.zeros(atoms, 9, channels, dtype=receiver.dtype)
+        embedded[:, 0] = (receiver + sender) * own[0, 0]
         self.register_buffer("own_embedding", embedded)
-        self.register_buffer("own_weights", own[1:].index_select(1, part).unsqueeze(2))  # (L, 9, 1, F)
+        self.register_buffer("own_weights", own[1:].index_select(1, part))  # (L, 9, F)
         self.register_buffer("components", symmetric_components().to(receiver.dtype))
-        self.register_buffer("sign", torch.tensor([1.0] + [-1.0] * 3 + [1.0] * 5, dtype=receiver.dtype))
+        self.register_buffer("sign", torch.tensor([-1.0] * 3 + [1.0] * 5, dtype=receiver.dtype))
 
-    def set_pairs(self, pairs: Tensor) -> None:
-        """Pairs i<j of this evaluation, shape (2, P)."""
-        self.pairs = pairs
+    def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[tuple, ...]]:
+        """Embed, and name what each layer's :meth:`message` needs; shapes as :meth:`DenseBlocks.forward`."""
+        geometry = _Geometry.apply(unit, self.components)
+        x = _ListEmbedding.apply(self, pairs, distance, geometry)
+        return x.transpose(0, 1), tuple((k, distance, pairs) for k in range(1, len(self.radial)))
 
-    def forward(self, functions: Tensor, unit: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
-        """Embed, and prepare the layers' weights; as :meth:`DenseBlocks.forward`."""
-        i, j = self.pairs.unbind(0)
-        first, *weights = functions.view(len(i), -1, 3, self.channels).unbind(1)
-        geometry = torch.cat((torch.ones_like(unit[:, :1]), _Geometry.apply(unit, self.components)), dim=1)
-        forth = first * (self.receiver.index_select(0, i) + self.sender.index_select(0, j)).unsqueeze(1)
-        back = first * (self.receiver.index_select(0, j) + self.sender.index_select(0, i)).unsqueeze(1)
-        x = self.own_embedding.transpose(0, 1)
-        x = x.index_add(0, i, forth.index_select(1, self.part) * geometry.unsqueeze(-1))
-        x = x.index_add(0, j, back.index_select(1, self.part) * (geometry * self.sign).unsqueeze(-1))
-        return x.transpose(0, 1), tuple(zip(weights, self.own_weights.unbind(0), strict=True))
-
-    def message(self, weight: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    def message(self, weight: tuple[int, Tensor, Tensor], y: Tensor) -> Tensor:
         """M_i = Σ_j f_ij ⊙ Y_j, self pair included; (9, N, F)."""
-        pair_weight, own_weight = weight
-        i, j = self.pairs.unbind(0)
-        f = pair_weight.index_select(1, self.part)
-        rows = y.transpose(0, 1)
-        m = (y * own_weight).transpose(0, 1)
-        m = m.index_add(0, i, f * rows.index_select(0, j)).index_add(0, j, f * rows.index_select(0, i))
-        return m.transpose(0, 1)
+        k, distance, pairs = weight
+        return _ListMessage.apply(self, k, pairs, distance, y.transpose(0, 1).contiguous()).transpose(0, 1)
+
+    def chunks(self, pairs: Tensor, *values: Tensor):
+        """Split pairs, shape (2, P), and values of pairs into chunks: (i, j, value, ...)."""
+        return zip(*(v.split(self.chunk) for v in (*pairs.unbind(0), *values)), strict=True)
+
+    def functions(self, k: int, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Radial functions of one layer, shape (C, 3, F), and what their slope needs."""
+        values, saved = self.radial[k].evaluate(distance)
+        return values.unflatten(1, (3, -1)), saved
+
+
+def _scale_parts(rows: Tensor, factors: Tensor) -> Tensor:
+    """Multiply rows, shape (C, 9, F), in place by factors of each part, shape (C, 3, F)."""
+    for part, factor in zip(rows.split(tensors.PART_SIZES, dim=1), factors.split(1, dim=1), strict=True):
+        part.mul_(factor)
+    return rows
+
+
+def _sum_parts(rows: Tensor) -> Tensor:
+    """Sum components of each part; (C, 9, F) to (C, 3, F)."""
+    scalar, vector, symmetric = rows.split(tensors.PART_SIZES, dim=1)
+    return torch.cat((scalar, vector.sum(1, keepdim=True), symmetric.sum(1, keepdim=True)), dim=1)
+
+
+class _ListEmbedding(torch.autograd.Function):
+    """Σ_j Z_ij f_ij ⊙ geometry over a list, (N, 9, F), from distances (P,) and geometry (P, 8)."""
+
+    @staticmethod
+    def forward(ctx, sums: PairSums, pairs: Tensor, distance: Tensor, geometry: Tensor) -> Tensor:
+        ctx.sums = sums
+        ctx.save_for_backward(pairs, distance, geometry)
+        x = sums.own_embedding.clone()
+        for i, j, d, g in sums.chunks(pairs, distance, geometry):
+            f = sums.functions(0, d)[0]
+            for a, b, sign in ((i, j, None), (j, i, sums.sign)):
+                w = f * (sums.receiver.index_select(0, a) + sums.sender.index_select(0, b)).unsqueeze(1)
+                scalar, vector, symmetric = w.split(1, dim=1)
+                turned = (g if sign is None else g * sign).unsqueeze(2)
+                message = torch.cat((scalar, vector * turned[:, :3], symmetric * turned[:, 3:]), dim=1)
+                x = x.index_add_(0, a, message)
+        return x
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        sums = ctx.sums
+        pairs, distance, geometry = ctx.saved_tensors
+        gx = gradients[0].contiguous()
+        to_distance, to_geometry = [], []
+        for i, j, d, g in sums.chunks(pairs, distance, geometry):
+            f, saved = sums.functions(0, d)
+            gf: Tensor | None = None
+            gg: Tensor | None = None
+            for a, b, sign in ((i, j, None), (j, i, sums.sign)):
+                z = (sums.receiver.index_select(0, a) + sums.sender.index_select(0, b)).unsqueeze(1)
+                turned = (g if sign is None else g * sign).unsqueeze(2)
+                scalar, directed = gx.index_select(0, a).split((1, 8), dim=1)
+                w_vector, w_symmetric = (f * z).split((1, 1, 1), dim=1)[1:]
+                vector, symmetric = directed.split((3, 5), dim=1)
+                along = torch.cat((torch.bmm(vector, w_vector.mT), torch.bmm(symmetric, w_symmetric.mT)), dim=1).squeeze(2)
+                by_part = torch.cat(
+                    (scalar, torch.bmm(turned[:, :3].mT, vector), torch.bmm(turned[:, 3:].mT, symmetric)), dim=1
+                )
+                gf = by_part * z if gf is None else gf.addcmul_(by_part, z)
+                gg = along if gg is None else gg.addcmul_(along, sums.sign)
+            assert gf is not None and gg is not None
+            to_distance.append(sums.radial[0].slope(saved, gf.flatten(1)))
+            to_geometry.append(gg)
+        return None, None, torch.cat(to_distance), torch.cat(to_geometry)
+
+
+class _ListMessage(torch.autograd.Function):
+    """Σ_j f_ij ⊙ Y_j over a list, self pair included; (N, 9, F) from distances (P,) and Y (N, 9, F)."""
+
+    @staticmethod
+    def forward(ctx, sums: PairSums, k: int, pairs: Tensor, distance: Tensor, y: Tensor) -> Tensor:
+        ctx.sums, ctx.k = sums, k
+        ctx.save_for_backward(pairs, distance, y)
+        m = y * sums.own_weights[k - 1]
+        for i, j, d in sums.chunks(pairs, distance):
+            f = sums.functions(k, d)[0]
+            m = m.index_add_(0, i, _scale_parts(y.index_select(0, j), f))
+            m = m.index_add_(0, j, _scale_parts(y.index_select(0, i), f))
+        return m
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        sums, k = ctx.sums, ctx.k
+        pairs, distance, y = ctx.saved_tensors
+        gm = gradients[0].contiguous()
+        gy = gm * sums.own_weights[k - 1]
+        to_distance = []
+        for i, j, d in sums.chunks(pairs, distance):
+            f, saved = sums.functions(k, d)
+            gm_i, gm_j = gm.index_select(0, i), gm.index_select(0, j)
+            product = gm_i * y.index_select(0, j)
+            product = product.addcmul_(gm_j, y.index_select(0, i))
+            to_distance.append(sums.radial[k].slope(saved, _sum_parts(product).flatten(1)))
+            # f_ij = f_ji, so the derivative by Y is the same sum over the incoming gradient.
+            gy = gy.index_add_(0, j, _scale_parts(gm_i, f))
+            gy = gy.index_add_(0, i, _scale_parts(gm_j, f))
+        return None, None, None, torch.cat(to_distance), gy

@@ -57,10 +57,24 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     return _rebuild(graph, constants, [f"input{k}" for k in range(len(example))])
 
 
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose tensor is changed in place later, also through a view."""
+    written: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            target = node.args[0]
+            while isinstance(target, fx.Node) and target not in written:
+                written.add(target)
+                is_view = target.target in VIEWS or target.target is operator.getitem
+                target = target.args[0] if is_view else None
+    return written
+
+
 def _fold(graph: fx.Graph, constants: dict) -> None:
     """Compute what depends on constants alone."""
+    written = _written(graph)
     for node in list(graph.nodes):
-        if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes):
+        if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes) or node in written:
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: constants[n][1])
         value = node.target(*args, **kwargs)

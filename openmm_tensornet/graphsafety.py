@@ -1,3 +1,205 @@
+"""Proof, on a machine without a GPU, that a module can be captured in a CUDA graph.
+
+The module is run once on fake tensors of a pretended CUDA device: nothing is computed, but every operator is recorded, and
+whatever would need the values of a tensor on the host, a shape that depends on them, or a tensor that lives on the host, is found.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field
+
 import torch
-_A=torch.ops.aten
-VIEWS={_A.view.default,_A.expand.default,_A.permute.default,_A.transpose.int,_A.t.default,_A.unsqueeze.default,_A.squeeze.dim,_A.select.int,_A.slice.Tensor,_A.split.Tensor,_A.split_with_sizes.default,_A.unbind.int,_A.diagonal.default,_A._unsafe_view.default,_A.detach.default,_A.alias.default}
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ATEN = torch.ops.aten
+# Operators that only give another view of their input and launch nothing.
+VIEWS = frozenset(
+    {
+        _ATEN._reshape_alias.default,
+        _ATEN._unsafe_view.default,
+        _ATEN.alias.default,
+        _ATEN.as_strided.default,
+        _ATEN.detach.default,
+        _ATEN.diagonal.default,
+        _ATEN.expand.default,
+        _ATEN.narrow.default,
+        _ATEN.permute.default,
+        _ATEN.select.int,
+        _ATEN.slice.Tensor,
+        _ATEN.split.Tensor,
+        _ATEN.split_with_sizes.default,
+        _ATEN.squeeze.default,
+        _ATEN.squeeze.dim,
+        _ATEN.squeeze.dims,
+        _ATEN.t.default,
+        _ATEN.transpose.int,
+        _ATEN.unbind.int,
+        _ATEN.unfold.default,
+        _ATEN.unsqueeze.default,
+        _ATEN.view.default,
+        _ATEN.view.dtype,
+    }
+)
+# Allocation without a kernel.
+_ALLOCATIONS = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.empty_strided.default})
+# Operators that copy a value to the host or wait for one, and those whose result's shape depends on values.
+_SYNCHRONISING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
+_DATA_DEPENDENT = {
+    "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive", "bincount", "argwhere",
+}  # fmt: skip
+_LAUNCHES: dict[str, int] = {}
+
+
+def declare_launches(operator: str, launches: int) -> None:
+    """Say how many kernels a custom operator launches.
+
+    Parameters
+    ----------
+    operator : str
+        "namespace::name", as registered with torch.library.
+    launches : int
+    """
+    _LAUNCHES[operator] = launches
+
+
+@dataclass
+class GraphSafety:
+    """What a run on fake tensors found.
+
+    Attributes
+    ----------
+    kernels : int
+        Launches of one evaluation: every operator that is not a view counts one, a custom one what it declares.
+    operators : Counter
+        How often each operator was called, views left out.
+    """
+
+    kernels: int = 0
+    operators: Counter = field(default_factory=Counter)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.result = GraphSafety()
+        self.last = "the start of the module"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # a query (device, layout), not a computation
+            return func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        self.last = str(func)
+        if name in _SYNCHRONISING:
+            raise _refused(func, "it copies a value to the host and waits for it (.item(), a Python `if` or `float()`)")
+        if name in _DATA_DEPENDENT or (name == "index" and _has_mask(args[1])):
+            raise _refused(func, "the shape of its result depends on values (a boolean mask, nonzero, unique); use torch.where")
+        if name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
+            raise _refused(func, "the shape of its result depends on values; give output_size or use index_select")
+        result = func(*args, **kwargs)
+        tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+        if any(t.device.type == "cpu" for t in tensors) or not all(isinstance(t, FakeTensor) for t in tensors):
+            raise _refused(func, "a tensor lives on the host (a constant made in forward?); register it as a buffer")
+        if func in VIEWS or func in _ALLOCATIONS:
+            return result
+        if func.namespace != "aten":
+            if func._schema.name not in _LAUNCHES:
+                raise _refused(func, "it does not declare its launches; see openmm_tensornet.graphsafety.declare_launches")
+            self.result.kernels += _LAUNCHES[func._schema.name]
+        else:
+            self.result.kernels += 1
+        self.result.operators[str(func)] += 1
+        return result
+
+
+def _has_mask(indices) -> bool:
+    return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+class GraphSafetyError(ValueError):
+    """The module cannot be captured in a CUDA graph."""
+
+
+def _refused(func, reason: str) -> GraphSafetyError:
+    return GraphSafetyError(f"the module cannot be captured in a CUDA graph: {func}: {reason}")
+
+
+def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
+    """Check that a module can be captured in a CUDA graph, and count its kernels.
+
+    Parameters
+    ----------
+    module : nn.Module or ScriptModule
+        Is not changed.
+    *inputs : Tensor
+        Positions, and box vectors where it takes them; only shapes and dtypes matter.
+
+    Returns
+    -------
+    GraphSafety
+
+    Raises
+    ------
+    GraphSafetyError
+        A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
+        values, a tensor on the host, or a custom operator that does not declare its launches.
+    """
+    recorder = _Recorder()
+    with FakeTensorMode():
+
+        def pretend(tensor: Tensor) -> Tensor:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+
+        copy = _copy(module)._apply(pretend)
+        fake = [pretend(t) for t in inputs]
+        try:
+            with torch.no_grad(), recorder:
+                copy(*fake)
+        except GraphSafetyError:
+            raise
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise _refused(error.func, "its result depends on values that a CUDA graph does not know") from None
+        except Exception as error:
+            hidden = _cause(error)
+            if hidden is not None:
+                raise hidden from None
+            text = str(error).strip().splitlines()
+            if "non-Fake Tensor" in str(error) or "found at least two devices" in str(error) or "Device Propagation" in str(error):
+                reason = "a tensor lives on the host (a constant made in forward?); register it as a buffer"
+            elif "_local_scalar_dense" in str(error) or "item()" in str(error):
+                reason = "it needs a value on the host (.item(), a Python `if` or `float()`)"
+            else:
+                reason = text[-1] if text else type(error).__name__
+            raise _refused(f"after {recorder.last}", reason) from error
+    return recorder.result
+
+
+def _cause(error: Exception) -> GraphSafetyError | None:
+    """A refusal that TorchScript's interpreter wrapped in an error of its own keeps only its text."""
+    for line in str(error).splitlines():
+        if "the module cannot be captured in a CUDA graph: " in line:
+            return GraphSafetyError(line[line.index("the module cannot") :])
+    return None
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        buffer = io.BytesIO()
+        # Saving and loading is the copy that a ScriptModule can do; it needs real tensors.
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            torch.jit.save(module, buffer)
+            buffer.seek(0)
+            return torch.jit.load(buffer, map_location="cpu")
+    import copy
+
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        return copy.deepcopy(module)

@@ -6,10 +6,15 @@ lists of its own, compared with this one.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+# Atoms in a nm³ of a dense liquid (water has 100), and the room left for fluctuations.
+DENSE_LIQUID = 110.0
+MARGIN = 1.25
 
 
 class Pairs(NamedTuple):
@@ -121,3 +126,93 @@ def minimum_image(vector: Tensor, box: Tensor) -> Tensor:
         turns = (vector[:, k] * inverse[k]).round()
         vector = torch.addcmul(vector, turns.unsqueeze(-1), box[k], value=-1)
     return vector
+
+
+class AllPairs(nn.Module):
+    """All pairs i<j of each molecule, known beforehand.
+
+    Like every list of the static potential, it takes positions, shape (N, 3), and the box or None, and gives the pairs, int64 of shape
+    (2, P), their vectors x_i − x_j, shape (P, 3), and a 0-d bool that says whether pairs were left out (or None where
+    that cannot happen). Shapes do not depend on values and nothing is copied to the host.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool):
+        super().__init__()
+        self.periodic = periodic
+        self.register_buffer("index", all_pairs(molecules))
+        self.register_buffer("ends", self.index.flatten())
+
+    def vectors(self, positions: Tensor, box: Tensor | None) -> Tensor:
+        ends = positions.index_select(0, self.ends).view(2, -1, 3)
+        vector = ends[0] - ends[1]
+        if self.periodic:
+            assert box is not None
+            vector = minimum_image(vector, box)
+        return vector
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.index, self.vectors(positions, box), None
+
+
+class SelectedPairs(AllPairs):
+    """The pairs of :class:`AllPairs` closer than the cutoff, in a list of fixed length.
+
+    Unused places name atom 0 twice, at twice the cutoff.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__(molecules, periodic)
+        self.capacity, self.cutoff = capacity, cutoff
+        count = self.index.shape[1]
+        self.register_buffer("candidates", torch.cat((self.index, torch.zeros(2, 1, dtype=torch.long)), dim=1))
+        self.register_buffer("unused", torch.full((capacity + 1,), count))
+        self.register_buffer("numbers", torch.arange(count))
+        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        vector = self.vectors(positions, box)
+        near = (vector * vector).sum(1) < self.cutoff**2
+        chosen, overflow = compact(near, self.numbers, self.unused)
+        vector = torch.cat((vector, self.far.to(vector.dtype))).index_select(0, chosen)
+        return self.candidates.index_select(1, chosen), vector, overflow
+
+
+def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
+    """Values where the mask is true, in a tensor of fixed length, in the place of a data-dependent shape.
+
+    Parameters
+    ----------
+    mask : Tensor of bool, shape (C,)
+    values : Tensor, shape (C,)
+    unused : Tensor, shape (P + 1,)
+        What stands in unused places.
+
+    Returns
+    -------
+    Tensor, shape (P,)
+    Tensor of bool, 0-d
+        Whether more than P were true.
+    """
+    capacity = unused.shape[0] - 1
+    place = mask.cumsum(0) - 1
+    overflow = place[-1] >= capacity
+    place = torch.where(mask, place, capacity).clamp(max=capacity)
+    return unused.scatter(0, place, values)[:-1], overflow
+
+
+def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
+    """Pairs that a list should hold, with a margin.
+
+    Parameters
+    ----------
+    sizes : Tensor, shape (M,)
+        Atoms of each molecule.
+    cutoff : float
+        nm.
+    known : list of (positions, molecules, box or None)
+        Geometries that must fit.
+    """
+    neighbors = DENSE_LIQUID * 4 / 3 * math.pi * cutoff**3
+    expected = float((sizes * torch.minimum(sizes - 1, torch.tensor(neighbors))).sum()) / 2
+    counted = [find_pairs(*geometry[:2], cutoff, geometry[2]).edge_index.shape[1] / 2 for geometry in known]
+    return math.ceil(MARGIN * max([expected, *counted])) + 16

@@ -112,8 +112,6 @@ class StaticNetwork(nn.Module):
     ----------
     model : TensorNet
         Its weights are copied.
-    radial : nn.Module
-        Distances in nm, shape (P,), to functions, shape (P, G·F), scaled for the orthonormal basis.
     sums : nn.Module
         :class:`~openmm_tensornet.blocks.DenseBlocks` or :class:`~openmm_tensornet.blocks.PairSums`.
     charge : Tensor of float64, shape (A,)
@@ -121,9 +119,9 @@ class StaticNetwork(nn.Module):
     dtype : torch.dtype
     """
 
-    def __init__(self, model: TensorNet, radial: nn.Module, sums: nn.Module, charge: Tensor, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, sums: nn.Module, charge: Tensor, dtype: torch.dtype):
         super().__init__()
-        self.radial, self.sums = radial, sums
+        self.sums = sums
         self.activation = model.activation
         self.group = model.config.group
         sizes = torch.tensor(tensors.PART_SIZES)
@@ -153,10 +151,10 @@ class StaticNetwork(nn.Module):
         self.charged = bool((charge != 0).any())
         self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
 
-    def forward(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3)."""
+    def forward(self, r: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3), and pairs, (2, P)."""
         distance, unit = _Direction.apply(r)
-        x, weights = self.sums(self.radial(distance), unit)
+        x, weights = self.sums(distance, unit, pairs)
         gates = _SquaredNorm.apply(x)
         for k, (weight, bias) in enumerate(self.gates):
             gates = _layer_norm(gates, weight, bias) if k == 0 else self.activation(torch.addmm(bias, gates, weight))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,21 @@ from . import tensors
 from .blocks import DenseBlocks, PairSums, part_scales
 from .flatten import flatten
 from .model import TensorNet
-from .neighbors import all_pairs, minimum_image
+from .neighbors import AllPairs, SelectedPairs, all_pairs, pair_capacity
 from .network import StaticNetwork
-from .tabulate import RadialTable
+from .tabulate import Functions, RadialTable
+from .testing import TABULATION, Deviation, deviation
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
-MINIMUM_DISTANCE = 0.03  # nm
+MINIMUM_DISTANCE = 0.05  # nm
 DTYPES = {"single": torch.float32, "double": torch.float64}
-# Up to this number of slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
-DENSE_ATOMS = 64
+TABLE_SIZES = (1024, 2048, 4096, 8192)
+# Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
+FUNCTION_ERROR = (1e-5, 1e-3)
+# Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
+DENSE_ATOMS = 48
+# Pairs of a list that are gathered at a time.
+CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -118,17 +125,27 @@ def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
 class _DirectRadial(nn.Module):
     """The radial functions themselves, behind the interface of :class:`RadialTable`."""
 
-    def __init__(self, model: TensorNet, lower: float, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, dtype: torch.dtype, share: slice = slice(None)):
         super().__init__()
-        self.model = model.to(dtype)
-        self.lower = lower
+        self.model, self.share = model.to(dtype), share
         self.per_nm = 1 / model.units.nm_per_length
         self.register_buffer("nan", torch.tensor(torch.nan, dtype=dtype))
         self.register_buffer("scales", _function_scales(model).to(dtype))
 
     def forward(self, distance: Tensor) -> Tensor:
-        distance = torch.where(distance < self.lower, self.nan, distance)
-        return (self.model.radial_functions(distance * self.per_nm) * self.scales).flatten(1)
+        distance = torch.where(distance < MINIMUM_DISTANCE, self.nan, distance)
+        return (self.model.radial_functions(distance * self.per_nm) * self.scales)[:, self.share].flatten(1)
+
+    def evaluate(self, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self(distance), (distance,)
+
+    def slope(self, saved: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+        with torch.enable_grad():
+            distance = saved[0].detach().requires_grad_(True)
+            return torch.autograd.grad(self(distance), distance, gradient)[0]
+
+    def split(self, parts: int) -> list[nn.Module]:
+        return [_DirectRadial(self.model, self.scales.dtype, slice(k, k + 1)) for k in range(parts)]
 
 
 def _function_scales(model: TensorNet) -> Tensor:
@@ -141,7 +158,15 @@ def _function_scales(model: TensorNet) -> Tensor:
 class StaticProgram(nn.Module):
     """The potential as written, before it is flattened; :class:`StaticPotential` is what users call."""
 
-    def __init__(self, model: TensorNet, atoms: Atoms, periodic: bool, dtype: torch.dtype, radial: nn.Module):
+    def __init__(
+        self,
+        model: TensorNet,
+        atoms: Atoms,
+        periodic: bool,
+        dtype: torch.dtype,
+        radial: nn.Module,
+        capacity: int | None,
+    ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
         units = model.units
@@ -149,29 +174,30 @@ class StaticProgram(nn.Module):
         self.cutoff = model.cutoff * units.nm_per_length
         self.dtype = dtype
         self.num_molecules = len(atoms.charges)
-        self.register_buffer("pairs", all_pairs(molecules))
-        self.register_buffer("pair_ends", self.pairs.flatten())
 
         zero = torch.zeros(1, dtype=torch.float64)
         self_functions = (model.radial_functions(zero) * _function_scales(model)).flatten().to(dtype)
         places, occupied = _slots(molecules, self.num_molecules)
-        self.dense = occupied.shape[1] <= DENSE_ATOMS
         sums: nn.Module
-        if self.dense:
+        if capacity is None:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
-            sums = DenseBlocks(places[self.pairs], occupied, species, self_functions)
+            self.pairs: nn.Module = AllPairs(molecules, periodic)
+            sums = DenseBlocks(radial, places[self.pairs.index], occupied, species, self_functions)
             slot_charge = charges.repeat_interleave(n)
         else:
-            species_pair = model.embedding.species_pair
-            halves = model.embedding.species(z), species_pair.weight.chunk(2, dim=1)
-            receiver, sender = (torch.mm(halves[0], half.T) for half in halves[1])
-            sums = PairSums((receiver + species_pair.bias).to(dtype), sender.to(dtype), self_functions)
+            linear = model.embedding.species_pair
+            embedded = model.embedding.species(z)
+            receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
+            self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+            parts = radial.split(1 + len(model.layers))
+            receiver, sender = (receiver + linear.bias).to(dtype), sender.to(dtype)
+            sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
             slot_charge = charges[molecules]
             places = torch.arange(len(z))
-        self.network = StaticNetwork(model, radial, sums, slot_charge, dtype)
+        self.network = StaticNetwork(model, sums, slot_charge, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
         count = torch.bincount(molecules, minlength=self.num_molecules).double()
@@ -189,43 +215,42 @@ class StaticProgram(nn.Module):
         slot_molecules = torch.zeros(len(slot_charge), dtype=torch.long)
         slot_molecules[places] = molecules
         self.register_buffer("atom_weight", atom_weight)
-        self.register_buffer("molecules", slot_molecules)
+        self.register_buffer("slot_molecules", slot_molecules)
+        self.register_buffer("molecules", molecules)
         # Derivatives of −E by the head's outputs and the pair energies: what flows back is the force.
         self.register_buffer("head_seed", -atom_weight.to(dtype))
-        self.register_buffer("pair_seed", torch.full((self.pairs.shape[1],), -kj, dtype=dtype))
-        self.register_buffer("pair_molecules", molecules[self.pairs[0]])
+        self.register_buffer("pair_seed", torch.tensor(-kj, dtype=dtype))
         self.register_buffer("no_force", torch.zeros(len(z), 3, dtype=torch.float64))
         self.kj_per_energy = kj
         self.per_nm = 1 / units.nm_per_length
         self.priors = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
-        self.register_buffer("pair_z", z[self.pairs])
+        self.register_buffer("z", z)
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Energies, shape (M,), kJ/mol, and forces, shape (N, 3), kJ/mol/nm; both float64."""
         with torch.no_grad():
-            ends = positions.index_select(0, self.pair_ends).view(2, -1, 3)
-            vector = ends[0] - ends[1]
-            if self.periodic:
-                assert box is not None
-                vector = minimum_image(vector, box)
-            r = vector.to(self.dtype)
+            pairs, vector, overflow = self.pairs(positions, box)
+            # Subtracted in the dtype they arrive in, then cast; an operator also where the dtypes agree while tracing.
+            r = torch.ops.aten._to_copy(vector, dtype=self.dtype)
         r.requires_grad_(True)
-        if not self.dense:
-            self.network.sums.set_pairs(self.pairs)
-        distance, head = self.network(r)
-        pair_energy = self._pair_energy(distance)
+        distance, head = self.network(r, pairs)
+        pair_energy = self._pair_energy(distance, pairs)
         if pair_energy is None:
             (force,) = torch.autograd.grad(head, r, self.head_seed)
         else:
-            (force,) = torch.autograd.grad((head, pair_energy), r, (self.head_seed, self.pair_seed))
+            seeds = (self.head_seed, self.pair_seed.expand(pair_energy.shape))
+            (force,) = torch.autograd.grad((head, pair_energy), r, seeds)
         with torch.no_grad():
-            energy = self._sum(self.constant, self.molecules, head.double() * self.atom_weight)
+            i, j = pairs.unbind(0)
+            energy = self._sum(self.constant, self.slot_molecules, head.double() * self.atom_weight)
             if pair_energy is not None:
-                energy = self._sum(energy, self.pair_molecules, pair_energy.double() * self.kj_per_energy)
-            if self.periodic:
-                # A box below twice the cutoff would miss pairs: NaN instead.
-                energy = energy + torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, 0.0)  # type: ignore[union-attr]
-            i, j = self.pairs.unbind(0)
+                molecules = self.molecules.index_select(0, i)
+                energy = self._sum(energy, molecules, pair_energy.double() * self.kj_per_energy)
+            if overflow is not None:
+                energy = torch.where(overflow, torch.nan, energy)  # a dropped pair would be a wrong number
+            if box is not None:
+                # A box below twice the cutoff would miss pairs.
+                energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
             force = force.double()
             forces = self.no_force.index_add(0, i, force).index_add(0, j, force, alpha=-1)
             # Whatever makes the energy NaN makes all forces NaN.
@@ -237,9 +262,12 @@ class StaticProgram(nn.Module):
             return start + values.sum()
         return start.index_add(0, molecules, values)
 
-    def _pair_energy(self, distance: Tensor) -> Tensor | None:
-        terms = [prior.pair_energy(*self.pair_z.unbind(0), distance * self.per_nm) for prior in self.priors]
-        return torch.stack(terms).sum(0) if terms else None
+    def _pair_energy(self, distance: Tensor, pairs: Tensor) -> Tensor | None:
+        """Energy of the priors for each pair, model units."""
+        if not self.priors:
+            return None
+        z_i, z_j = (self.z.index_select(0, k) for k in pairs.unbind(0))
+        return torch.stack([prior.pair_energy(z_i, z_j, distance * self.per_nm) for prior in self.priors]).sum(0)
 
 
 def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -276,33 +304,101 @@ class StaticPotential(nn.Module):
         Whether :meth:`forward` takes box vectors.
     precision : str
         "single" (float32) or "double" (float64), the arithmetic of the network.
-    tabulate : int
-        Intervals of the tables of radial functions; 0 evaluates the functions themselves.
+    tabulate : bool
+        True evaluates radial functions from tables, refined until they are good enough (:meth:`_refine`); False
+        evaluates the functions themselves, which takes several times as long.
+    max_pairs : int, optional
+        Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
+        energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    check : list of (positions, box or None, (energies, forces))
+        Geometries for the refinement, with what the reference model gives for them.
 
     Attributes
     ----------
     cutoff : float
         In nm.
+    capacity : int or None
+        Pairs that the list holds; None where all pairs are evaluated.
+    tabulation : dict or None
+        The tables' size and the errors reached.
     """
 
     def __init__(
-        self, model: TensorNet, atoms: Atoms, *, periodic: bool = False, precision: str = "single", tabulate: int = 1024
+        self,
+        model: TensorNet,
+        atoms: Atoms,
+        *,
+        periodic: bool = False,
+        precision: str = "single",
+        tabulate: bool = True,
+        max_pairs: int | None = None,
+        check: Sequence[tuple] = (),
     ):
         super().__init__()
         if precision not in DTYPES:
             raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
+        for prior in model.priors:
+            if periodic and not prior.uses_box:
+                raise ValueError(
+                    f"periodic: expected False for a model with the prior {type(prior).__name__}, received True; TorchMD-Net "
+                    "ignores the box in it, so its energy would depend on how molecules are wrapped"
+                )
         reference = copy_double(model)
-        dtype = DTYPES[precision]
-        with torch.no_grad():
-            radial = radial_functions(reference, dtype, tabulate)
-            program = StaticProgram(reference, atoms, periodic, dtype, radial)
+        self.capacity = self._capacity(model, atoms, max_pairs, check)
         self.atoms, self.periodic, self.precision = atoms, periodic, precision
+        self.tabulation: dict | None = None
+        radial: nn.Module = _DirectRadial(copy_double(model), DTYPES[precision])
+        if tabulate:
+            functions = scaled_radial_functions(reference)
+            intervals = self._refine(reference, functions, check)
+            radial = radial_table(reference, functions, intervals, DTYPES[precision])
+        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
         example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
         if periodic:
             example = (*example, torch.eye(3, dtype=torch.float64) * 3 * self.cutoff)
         self.program = flatten(program, example)
+
+    @staticmethod
+    def _capacity(model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]) -> int | None:
+        _, molecules, _ = atoms.tensors()
+        sizes = torch.bincount(molecules)
+        if int(sizes.max()) <= DENSE_ATOMS:
+            return None
+        everything = int((sizes * (sizes - 1) // 2).sum())
+        if max_pairs is None:
+            cutoff = model.cutoff * model.units.nm_per_length
+            max_pairs = pair_capacity(sizes, cutoff, [(x, molecules, box) for x, box, _ in check])
+        elif isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
+            raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
+        return min(max_pairs, everything)
+
+    def _refine(self, model: TensorNet, functions: Functions, check: Sequence[tuple]) -> int:
+        """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
+        for intervals in TABLE_SIZES:
+            table = radial_table(model, functions, intervals, torch.float64)
+            error = table.error(functions)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity)
+            found = [
+                deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check
+            ]
+            worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
+            good = worst.within(TABULATION[self.precision]) and error.value <= FUNCTION_ERROR[0] and error.derivative <= FUNCTION_ERROR[1]
+            if good:
+                self.tabulation = {
+                    "intervals": intervals,
+                    "trusted_from_nm": MINIMUM_DISTANCE,
+                    "largest_value_error": error.value,
+                    "largest_derivative_error": error.derivative,
+                    "energy_eV_per_atom": worst.energy,
+                    "relative_force": worst.force,
+                }
+                return intervals
+        raise RuntimeError(
+            f"tabulate: expected radial functions that {TABLE_SIZES[-1]} intervals describe to {TABULATION[self.precision]}, reached {worst} with "
+            f"{error}; pass tabulate=False to evaluate the functions themselves"
+        )
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Evaluate.
@@ -327,21 +423,20 @@ class StaticPotential(nn.Module):
 
 def copy_double(model: TensorNet) -> TensorNet:
     """A frozen copy in float64, from which everything static is made."""
-    import copy
-
     return copy.deepcopy(model).double().eval().requires_grad_(False)
 
 
-def radial_functions(model: TensorNet, dtype: torch.dtype, intervals: int) -> nn.Module:
-    """Radial functions of a float64 model for the static network: a table, or the functions themselves (0 intervals)."""
-    if intervals == 0:
-        import copy
-
-        return _DirectRadial(copy.deepcopy(model), MINIMUM_DISTANCE, dtype)
+def scaled_radial_functions(model: TensorNet) -> Functions:
+    """The radial functions of a float64 model as the static network takes them: distances in nm, (K,), to (K, G·F)."""
     units = model.units
     scales = _function_scales(model)
 
     def functions(distance: Tensor) -> Tensor:
         return (model.radial_functions(distance / units.nm_per_length) * scales).flatten(1)
 
-    return RadialTable(functions, MINIMUM_DISTANCE, model.config.cutoff_upper * units.nm_per_length, intervals, dtype)
+    return functions
+
+
+def radial_table(model: TensorNet, functions: Functions, intervals: int, dtype: torch.dtype) -> RadialTable:
+    """Table from the closest trusted distance to the network's cutoff."""
+    return RadialTable(functions, MINIMUM_DISTANCE, model.config.cutoff_upper * model.units.nm_per_length, intervals, dtype)

@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import struct
+import sys
 import warnings
 import zipfile
 import zlib
@@ -446,16 +447,21 @@ def simulate(
         f"{system.getNumParticles()} atoms on {chosen.getName()}, {num_reports * report_interval} steps of "
         f"{timestep_fs:g} fs at {temperature_K:g} K, seed {seed}"
     )
+    phase = ""
     try:
         if checkpoint is None:
+            phase = "input structure, "
             context.setPositions(positions)
-            _check_finite(_evaluate(context), "input structure")
+            _check_finite(_evaluate(context), f"{phase}step 0")
             files.clear()
             if minimize:
+                phase = "minimisation, "
                 say("minimising")
                 simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
-                _check_finite(_evaluate(context), "after the minimisation")
+                _check_finite(_evaluate(context), f"{phase}step 0")
+            phase = "equilibration, "
             _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
+            phase = ""
             _write_pdb(files.start, simulation)
         else:
             checkpoint.restore(context, files, say)
@@ -463,7 +469,8 @@ def simulate(
             _evaluate(context)
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet)
     except OpenMMException as error:
-        raise SimulationError(f"step {context.getStepCount()}: {error}{_last_checkpoint(files)}") from error
+        where = f"{phase}step {context.getStepCount()}"
+        raise SimulationError(f"{where}: {error}{_last_checkpoint(files)}") from error
     _write_pdb(files.final, simulation)
     steps = context.getStepCount()
     if math.isnan(ns_per_day):
@@ -814,7 +821,24 @@ def _describe_system(topology: Topology, system: openmm.System) -> dict[str, str
     masses = [system.getParticleMass(i).value_in_unit(unit.dalton) for i in range(system.getNumParticles())]
     symbols = [atom.element.symbol if atom.element else "-" for atom in topology.atoms()]
     digest = hashlib.sha256(json.dumps([symbols, masses]).encode()).hexdigest()[:12]
-    return {"atoms": f"{len(symbols)} with elements and masses {digest}"}
+    return {"atoms": f"{len(symbols)} with elements and masses {digest}", **_describe_models(system)}
+
+
+def _describe_models(system: openmm.System) -> dict[str, str]:
+    """Hash, charge and precision of the TensorNet potentials in a System."""
+    if "openmmtorch" not in sys.modules:  # then no force can be one, and nothing needs it
+        return {}
+    from openmm_tensornet.force import openmmtorch
+
+    found: dict[str, list[str]] = {}
+    for force in system.getForces():
+        if openmmtorch.TorchForce.isinstance(force):
+            module = openmmtorch.TorchForce.cast(force).getModule()
+            metadata = json.loads(getattr(module, "metadata", "{}"))
+            for name in ("model_hash", "total_charge", "precision"):
+                if name in metadata:
+                    found.setdefault(name, []).append(str(metadata[name]))
+    return {name: " ".join(values) for name, values in found.items()}
 
 
 def _find_checkpoint(files: RunFiles, settings: dict[str, Any], seed: int | None) -> Checkpoint | None:

@@ -6,6 +6,7 @@ derivatives, and evaluated as piecewise cubic Hermite polynomials. That replaces
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,19 +31,17 @@ class TabulationError:
 
 
 class _Spline(torch.autograd.Function):
-    """Σ_k t^k c_k; its derivative needs only the contraction of the coefficients with the incoming gradient."""
+    """A table's values, whose backward is the table's own."""
 
     @staticmethod
-    def forward(ctx, distance: Tensor, t: Tensor, coefficients: Tensor, exponents: Tensor, derivative: Tensor) -> Tensor:
-        powers = torch.pow(t.unsqueeze(-1), exponents)
-        ctx.save_for_backward(powers, coefficients, derivative)
-        return torch.bmm(powers.unsqueeze(1), coefficients).squeeze(1)
+    def forward(ctx, table: RadialTable, distance: Tensor) -> Tensor:
+        values, ctx.saved = table.evaluate(distance)
+        ctx.table = table
+        return values
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        powers, coefficients, derivative = ctx.saved_tensors
-        contracted = torch.bmm(gradients[0].unsqueeze(1), coefficients.transpose(1, 2)).squeeze(1)
-        return (contracted * torch.mm(powers, derivative)).sum(-1), None, None, None, None
+        return None, ctx.table.slope(ctx.saved, gradients[0])
 
 
 class RadialTable(nn.Module):
@@ -90,13 +89,29 @@ class RadialTable(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         """Function values, shape (P, C), at distances of shape (P,)."""
-        with torch.no_grad():
-            position = torch.add(self.offset, distance, alpha=1 / self.step)
-            # Clamped as an integer: a distance that is NaN or infinite must not become an index out of range.
-            row = position.long().clamp(0, self.intervals + 1)
-            coefficients = self.coefficients.index_select(0, row)
-            t = position - row
-        return _Spline.apply(distance, t, coefficients, self.exponents, self.derivative)
+        return _Spline.apply(self, distance)
+
+    def evaluate(self, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Values, shape (P, C), and what :meth:`slope` needs."""
+        position = torch.add(self.offset, distance, alpha=1 / self.step)
+        # Clamped as an integer: a distance that is NaN or infinite must not become an index out of range.
+        row = position.long().clamp(0, self.intervals + 1)
+        powers = torch.pow((position - row).unsqueeze(-1), self.exponents)
+        coefficients = self.coefficients.index_select(0, row)
+        return torch.bmm(powers.unsqueeze(1), coefficients).squeeze(1), (powers, coefficients)
+
+    def slope(self, saved: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+        """Derivative by the distance of (values · gradient), shape (P,)."""
+        powers, coefficients = saved
+        contracted = torch.bmm(gradient.unsqueeze(1), coefficients.transpose(1, 2)).squeeze(1)
+        return (contracted * torch.mm(powers, self.derivative)).sum(-1)
+
+    def split(self, parts: int) -> list[RadialTable]:
+        """Tables of equal shares of the functions."""
+        tables = [copy.copy(self) for _ in range(parts)]
+        for table, share in zip(tables, self.coefficients.chunk(parts, dim=2), strict=True):
+            table._buffers = {**self._buffers, "coefficients": share.contiguous()}
+        return tables
 
     @torch.no_grad()
     def error(self, functions: Functions) -> TabulationError:

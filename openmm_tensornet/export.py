@@ -1,0 +1,383 @@
+"""Export of static potentials as TorchScript; the only module that knows TorchScript.
+
+An exported file describes itself: its metadata are in the module's attribute `metadata` (JSON), which survives OpenMM's
+XML, and once more as a plain entry of the archive, which can be read without loading any code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from . import __version__
+from .graphsafety import check_graph_safety
+from .model import TensorNet
+from .potential import Atoms, StaticPotential, copy_double
+from .testing import TOLERANCES, deviation, geometries, reference_energy_and_forces
+
+FORMAT = "openmm-tensornet"
+FORMAT_VERSION = 1
+_ATEN = torch.ops.aten
+
+
+class _Cluster(nn.Module):
+    """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces)."""
+
+    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int, metadata: str):
+        super().__init__()
+        self.program, self.metadata, self.count = program, metadata, count
+        self.subset = atoms is not None
+        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
+
+    def forward(self, positions: Tensor):
+        positions = positions.detach()
+        own = self.gather(positions)
+        energies, forces = self.program(own)
+        return energies.sum(), self.scatter(positions, forces)
+
+    @torch.jit.export
+    def gather(self, positions: Tensor) -> Tensor:
+        """Positions of the potential's atoms."""
+        if self.subset:
+            return positions.index_select(0, self.atoms)
+        if positions.size(0) != self.count:
+            raise RuntimeError(
+                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
+            )
+        return positions
+
+    @torch.jit.export
+    def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
+        """Forces of all particles of the System."""
+        forces = forces.to(positions.dtype)
+        if self.subset:
+            return torch.zeros_like(positions).index_copy(0, self.atoms, forces)
+        return forces
+
+
+class _Periodic(_Cluster):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        positions = positions.detach()
+        own = self.gather(positions)
+        energies, forces = self.program(own, boxvectors.to(positions.dtype))
+        return energies.sum(), self.scatter(positions, forces)
+
+
+def scriptable(program: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a flat graph that `torch.jit.script` takes.
+
+    Overload names and device arguments go, and matrix products are written so that TorchScript's optimiser neither
+    splits them (addmm) nor mistakes the shape of a constant left operand (mm, bmm).
+    """
+    graph = fx.Graph()
+    output = graph.graph_copy(program.graph, {})
+    graph.output(output)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("layout", "device", "pin_memory")}
+        if node.target in (_ATEN.mm.default, _ATEN.bmm.default):
+            node.target = torch.matmul
+        elif node.target is _ATEN.addmm.default and not node.kwargs:
+            bias, left, right = node.args
+            with graph.inserting_before(node):
+                turned = graph.call_function(torch.ops.aten.t, (right,))
+            node.target, node.args = torch.ops.aten.linear, (left, turned, bias)
+        elif node.target is _ATEN._to_copy.default:  # nothing to do where the dtype is right already
+            node.op, node.target = "call_method", "to"
+        else:
+            node.target = node.target.overloadpacket
+    return fx.GraphModule(program, graph)
+
+
+def model_hash(model: TensorNet) -> str:
+    """SHA-256 of a model's configuration, units and weights."""
+    digest = hashlib.sha256(json.dumps([asdict(model.config), asdict(model.units)], sort_keys=True).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checked TorchScript module and what it says of itself."""
+
+    module: torch.jit.ScriptModule
+    metadata: dict
+
+
+def compile_potential(
+    model: TensorNet,
+    atoms: Atoms,
+    *,
+    particles: list[int] | None = None,
+    periodic: bool = False,
+    precision: str = "single",
+    tabulate: bool = True,
+    max_pairs: int | None = None,
+    positions: Tensor | None = None,
+    box: Tensor | None = None,
+) -> Exported:
+    """Make, script and check the module that TorchForce runs.
+
+    Parameters
+    ----------
+    model : TensorNet
+    atoms : Atoms
+    particles : list of int, optional
+        Index in the System of each atom; by default the System has these atoms alone.
+    periodic : bool
+    precision : str
+        "single" or "double".
+    tabulate : bool
+        False evaluates the radial functions themselves.
+    max_pairs : int, optional
+        See :class:`~openmm_tensornet.potential.StaticPotential`.
+    positions, box : Tensor, optional
+        Of the atoms, in nm: geometries for the checks. Random packings otherwise.
+
+    Raises
+    ------
+    RuntimeError
+        If the scripted and frozen module disagrees with the reference model.
+    GraphSafetyError
+        If it could not be captured in a CUDA graph.
+    """
+    if periodic and box is None:
+        edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
+        box = torch.eye(3, dtype=torch.float64) * edge
+    reference = copy_double(model)
+    cases = geometries(atoms, model.cutoff, positions, box if periodic else None)
+    expected = {name: reference_energy_and_forces(reference, atoms, *case) for name, case in cases.items()}
+    potential = StaticPotential(
+        model,
+        atoms,
+        periodic=periodic,
+        precision=precision,
+        tabulate=tabulate,
+        max_pairs=max_pairs,
+        check=[(*cases[k], expected[k]) for k in cases],
+    )
+    elements = sorted(set(atoms.numbers))
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "package_version": __version__,
+        "torch_version": torch.__version__,
+        "model": model.metadata,
+        "model_hash": model_hash(model),
+        "atomic_numbers": list(atoms.numbers),
+        "elements": elements,
+        "molecules": list(atoms.molecules),
+        "total_charge": list(atoms.charges),
+        "particles": particles,
+        "cutoff_nm": potential.cutoff,
+        "periodic": periodic,
+        "precision": precision,
+        "max_pairs": potential.capacity,
+        "tabulation": potential.tabulation,
+        "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
+    }
+    wrapper = _Periodic if periodic else _Cluster
+    index = None if particles is None else torch.tensor(particles)
+    count = len(atoms.numbers)
+
+    def make() -> torch.jit.ScriptModule:
+        return torch.jit.script(wrapper(scriptable(potential.program), index, count, json.dumps(metadata)).eval())
+
+    module = make()
+    example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
+    if periodic:
+        example.append(torch.eye(3))
+    metadata["kernels"] = check_graph_safety(module, *example).kernels
+    metadata["deviation"] = _compare(module, cases, expected, particles, precision)
+    return Exported(make(), metadata)
+
+
+def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
+    """Largest deviations of the frozen module from the reference; raises if they are too large."""
+    frozen = torch.jit.freeze(module.eval())
+    worst = {"energy_eV_per_atom": 0.0, "relative_force": 0.0}
+    for _ in range(2):  # the profiling executor changes its plan after the first calls
+        for name, (x, box) in cases.items():
+            if particles is not None:
+                full = x.new_zeros(max(particles) + 1, 3)
+                full[particles] = x
+            else:
+                full = x
+            with torch.no_grad():
+                energy, forces = frozen(full) if box is None else frozen(full, box)
+            if particles is not None:
+                forces = forces[particles]
+            energies, own = expected[name]
+            found = deviation(energy.reshape(1), forces, (energies.sum().reshape(1), own))
+            if not found.within(TOLERANCES[precision]):
+                raise RuntimeError(
+                    f"the exported module disagrees with the reference model on geometry '{name}': energy off by "
+                    f"{found.energy:.2e} eV an atom (at most {TOLERANCES[precision].energy:.0e}), forces by {found.force:.2e} of "
+                    f"their norm (at most {TOLERANCES[precision].force:.0e}); try precision='double', and please report it"
+                )
+            worst["energy_eV_per_atom"] = max(worst["energy_eV_per_atom"], found.energy)
+            worst["relative_force"] = max(worst["relative_force"], found.force)
+    return worst
+
+
+def save(exported: Exported, path: str | os.PathLike) -> None:
+    """Write an exported module, atomically."""
+    name = os.fspath(path)
+    buffer = io.BytesIO()
+    torch.jit.save(exported.module, buffer, _extra_files={"metadata.json": json.dumps(exported.metadata)})
+    directory = os.path.dirname(os.path.abspath(name))
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".export-", delete=False) as file:
+        try:
+            file.write(buffer.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.replace(file.name, name)
+
+
+def export_torchscript(
+    model: TensorNet,
+    path: str | os.PathLike,
+    *,
+    atomic_numbers,
+    molecules=None,
+    total_charge=0,
+    particles: list[int] | None = None,
+    periodic: bool = False,
+    precision: str = "single",
+    tabulate: bool = True,
+    positions=None,
+    box_vectors=None,
+) -> dict:
+    """Write a self-describing TorchScript file that TorchForce runs, after checking it against the reference model.
+
+    Parameters
+    ----------
+    model : TensorNet
+    path : path
+        Written atomically, and only if the frozen module agrees with the model and can be captured in a CUDA graph.
+    atomic_numbers : sequence of int
+    molecules : sequence of int, optional
+        Molecule of each atom; molecules do not see each other.
+    total_charge : number or sequence of numbers
+        Of the one molecule, or one for each molecule.
+    particles : list of int, optional
+        Index in the System of each atom.
+    periodic, precision, tabulate
+        See :class:`~openmm_tensornet.potential.StaticPotential`.
+    positions, box_vectors : array of shape (N, 3) and (3, 3), optional
+        nm; geometries for the checks.
+
+    Returns
+    -------
+    dict
+        The file's metadata.
+    """
+    atoms = Atoms.make(atomic_numbers, molecules, total_charge)
+    check_supported(model, atoms)
+    exported = compile_potential(
+        model,
+        atoms,
+        particles=particles,
+        periodic=periodic,
+        precision=precision,
+        tabulate=tabulate,
+        positions=None if positions is None else torch.as_tensor(positions, dtype=torch.float64),
+        box=None if box_vectors is None else torch.as_tensor(box_vectors, dtype=torch.float64),
+    )
+    save(exported, path)
+    return exported.metadata
+
+
+def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
+    """Refuse elements that the model does not know.
+
+    Parameters
+    ----------
+    labels : list of str, optional
+        What to call each atom in the message.
+    """
+    for k, z in enumerate(atoms.numbers):
+        label = f"atom {k} (atomic number {z})" if labels is None else labels[k]
+        if z >= model.config.max_z:
+            raise ValueError(f"{label}: expected an atomic number below the model's max_z, {model.config.max_z}, received {z}")
+        if model.elements is not None and z not in model.elements:
+            raise ValueError(
+                f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
+                f"received {z}; use another model for this molecule"
+            )
+
+
+def is_exported(path: str | os.PathLike) -> bool:
+    """Whether a file is a TorchScript archive rather than a checkpoint."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def read_metadata(path: str | os.PathLike) -> dict:
+    """Metadata of an exported file; no code of the file is loaded.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, was not written by this package, or is of a newer format.
+    """
+    name = os.fspath(path)
+    try:
+        with zipfile.ZipFile(name) as archive:
+            damaged = archive.testzip()
+            entries = [n for n in archive.namelist() if n.endswith("/extra/metadata.json")]
+            text = archive.read(entries[0]) if entries else None
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{name}: expected an exported TensorNet file, received a damaged or truncated one ({error})") from None
+    if damaged is not None:
+        raise ValueError(f"{name}: expected an exported TensorNet file, received a damaged one (entry {damaged})")
+    if text is None:
+        raise ValueError(f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file")
+    return parse_metadata(text.decode("utf-8", "replace"), name)
+
+
+def parse_metadata(text: str, name: str) -> dict:
+    """Check metadata given as JSON."""
+    try:
+        metadata = json.loads(text)
+    except ValueError:
+        metadata = None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise ValueError(f"{name}: expected metadata of {FORMAT}, received something else; export the model again")
+    version = metadata.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise ValueError(
+            f"{name}: expected format version {FORMAT_VERSION} or older, received {version!r}; update openmm-tensornet "
+            f"(the file was written by {metadata.get('package_version')})"
+        )
+    return metadata
+
+
+def load_exported(path: str | os.PathLike) -> Exported:
+    """Load an exported file; raises ValueError as :func:`read_metadata`."""
+    metadata = read_metadata(path)
+    try:
+        module = torch.jit.load(os.fspath(path), map_location="cpu")
+    except Exception as error:
+        raise ValueError(f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded ({error})") from None
+    return Exported(module, metadata)
