@@ -14,7 +14,7 @@ _HOME = {
     "export_torchscript": "export",
     "check_graph_safety": "graphsafety",
     "TensorNetForce": "force",
-    "create_system": "simulation",
+    "create_system": "system",
     "simulate": "simulation",
 }
 __all__ = sorted(_HOME)

@@ -80,9 +80,7 @@ class DenseBlocks(nn.Module):
         Radial functions at d = 0, for the self pair.
     """
 
-    def __init__(
-        self, radial: nn.Module, pairs: Tensor, occupied: Tensor, species: Tensor, self_functions: Tensor
-    ):
+    def __init__(self, radial: nn.Module, pairs: Tensor, occupied: Tensor, species: Tensor, self_functions: Tensor):
         super().__init__()
         self.radial = radial
         blocks, n = occupied.shape
@@ -101,7 +99,13 @@ class DenseBlocks(nn.Module):
         sign[back, :3], sign[back, 3:] = -1.0, 1.0
         # Where there is no pair, the sign is zero and any direction will do.
         direction = torch.where(row < count, row, 0)
-        for name, value in (("row", row), ("direction", direction), ("forth", forth), ("back", back), ("sign", sign)):
+        for name, value in (
+            ("row", row),
+            ("direction", direction),
+            ("forth", forth),
+            ("back", back),
+            ("sign", sign),
+        ):
             self.register_buffer(name, value)
         self.register_buffer("constant", torch.stack((self_functions, torch.zeros_like(self_functions))))
         self.register_buffer("species", species.unsqueeze(2))
@@ -132,9 +136,7 @@ class DenseBlocks(nn.Module):
         geometry = _Expand.apply(geometry, None, self.direction, self.forth, self.back) * self.sign
         vector, symmetric = geometry.view(blocks * n, n, 8).split((3, 5), dim=2)
         w_i, w_a, w_s = (first * self.species).unbind(2)
-        x = torch.cat(
-            (torch.bmm(self.ones, w_i), torch.bmm(vector.mT, w_a), torch.bmm(symmetric.mT, w_s)), dim=1
-        )
+        x = torch.cat((torch.bmm(self.ones, w_i), torch.bmm(vector.mT, w_a), torch.bmm(symmetric.mT, w_s)), dim=1)
         return x.transpose(0, 1), tuple(weights)
 
     def message(self, weight: Tensor, y: Tensor) -> Tensor:
@@ -167,9 +169,7 @@ class PairSums(nn.Module):
         Pairs at a time.
     """
 
-    def __init__(
-        self, radial: list[nn.Module], receiver: Tensor, sender: Tensor, self_functions: Tensor, chunk: int
-    ):
+    def __init__(self, radial: list[nn.Module], receiver: Tensor, sender: Tensor, self_functions: Tensor, chunk: int):
         super().__init__()
         self.radial, self.chunk = nn.ModuleList(radial), chunk
         atoms, channels = receiver.shape
@@ -252,9 +252,12 @@ class _ListEmbedding(torch.autograd.Function):
                 scalar, directed = gx.index_select(0, a).split((1, 8), dim=1)
                 w_vector, w_symmetric = (f * z).split((1, 1, 1), dim=1)[1:]
                 vector, symmetric = directed.split((3, 5), dim=1)
-                along = torch.cat((torch.bmm(vector, w_vector.mT), torch.bmm(symmetric, w_symmetric.mT)), dim=1).squeeze(2)
+                along = torch.cat(
+                    (torch.bmm(vector, w_vector.mT), torch.bmm(symmetric, w_symmetric.mT)), dim=1
+                ).squeeze(2)
                 by_part = torch.cat(
-                    (scalar, torch.bmm(turned[:, :3].mT, vector), torch.bmm(turned[:, 3:].mT, symmetric)), dim=1
+                    (scalar, torch.bmm(turned[:, :3].mT, vector), torch.bmm(turned[:, 3:].mT, symmetric)),
+                    dim=1,
                 )
                 gf = by_part * z if gf is None else gf.addcmul_(by_part, z)
                 gg = along if gg is None else gg.addcmul_(along, sums.sign)

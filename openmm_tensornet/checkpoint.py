@@ -124,16 +124,22 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
             members = archive.infolist()
         names = [member.filename for member in members]
         if any(n.endswith(".ckpt") for n in names):
-            raise ValueError(f"{name}: expected one checkpoint, received a zip of several (an ensemble); unpack one of them")
+            raise ValueError(
+                f"{name}: expected one checkpoint, received a zip of several (an ensemble); unpack one of them"
+            )
         if any(n.endswith("/constants.pkl") for n in names):
-            raise ValueError(f"{name}: expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce")
+            raise ValueError(
+                f"{name}: expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce"
+            )
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError(f"{name}: expected a checkpoint as torch writes it, received a compressed archive")
     try:
         content = torch.load(name, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
-            reason = "it wants code to be run, which is refused; save it again with plain numbers, strings and tensors only"
+            reason = (
+                "it wants code to be run, which is refused; save it again with plain numbers, strings and tensors only"
+            )
         else:
             reason = "it is no checkpoint or is damaged"
         raise ValueError(f"{name}: cannot be read as a checkpoint: {reason} ({_first_line(error)})") from None
@@ -155,12 +161,16 @@ def _first_line(error: Exception) -> str:
 def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     architecture = options.get("model")
     if architecture != "tensornet":
-        raise ValueError(f"model: expected the architecture 'tensornet', received {architecture!r}, which is not supported")
+        raise ValueError(
+            f"model: expected the architecture 'tensornet', received {architecture!r}, which is not supported"
+        )
     for key, value in options.items():
         if key not in _READ and key not in _NO_EFFECT and value not in (None, False):
             raise ValueError(f"option {key}={value!r} is not known and might change the energy")
     if options.get("output_model") != "Scalar":
-        raise ValueError(f"output_model: expected 'Scalar', received {options.get('output_model')!r}, which is not supported")
+        raise ValueError(
+            f"output_model: expected 'Scalar', received {options.get('output_model')!r}, which is not supported"
+        )
     if options.get("atom_filter", -1) not in (-1, None):
         raise ValueError(f"atom_filter: expected -1, received {options['atom_filter']!r}, which cannot be honoured")
     if options.get("repulsion"):
@@ -193,7 +203,9 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
         raise ValueError(f"an option has a value of the wrong type ({error})") from None
     largest = max(config.embedding_dimension, config.max_z, config.num_rbf, config.num_layers)
     if largest > sum(v.numel() for v in state.values() if isinstance(v, Tensor)):
-        raise ValueError(f"the options describe a network far larger than the weights in the file (a size of {largest})")
+        raise ValueError(
+            f"the options describe a network far larger than the weights in the file (a size of {largest})"
+        )
     return TensorNet(config, _priors(options, config.max_z), units).to(_DTYPES[options.get("precision", 32)])
 
 
@@ -207,7 +219,9 @@ def _priors(options: dict, max_z: int) -> list[Prior]:
     if arguments is not None and named:
         arguments = list(arguments) if isinstance(arguments, (list, tuple)) else [arguments]
         if len(arguments) != len(named):
-            raise ValueError(f"prior_args: expected {len(named)} entries, one for each prior, received {len(arguments)}")
+            raise ValueError(
+                f"prior_args: expected {len(named)} entries, one for each prior, received {len(arguments)}"
+            )
         named = [(name, argument or {}) for (name, _), argument in zip(named, arguments, strict=True)]
     priors: list[Prior] = []
     for name, argument in named:
@@ -219,7 +233,9 @@ def _priors(options: dict, max_z: int) -> list[Prior]:
             elif name in ("ZBL", "D2"):
                 priors.append({"ZBL": ZBL, "D2": D2}[name](**argument))
             else:
-                raise ValueError(f"prior_model: expected Atomref, LearnableAtomref, ZBL or D2, received {name!r}, which cannot be honoured")
+                raise ValueError(
+                    f"prior_model: expected Atomref, LearnableAtomref, ZBL or D2, received {name!r}, which cannot be honoured"
+                )
         except TypeError as error:
             raise ValueError(f"prior_args of {name} are not understood: {error}") from None
     return priors
@@ -242,7 +258,9 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
             raise ValueError(f"weight {key}: expected a tensor, received {type(value).__name__}")
         if _BOX.search(name):
             if bool(value.any()):
-                raise ValueError(f"weight {key}: expected an empty box, received {value.tolist()}, which cannot be honoured")
+                raise ValueError(
+                    f"weight {key}: expected an empty box, received {value.tolist()}, which cannot be honoured"
+                )
         elif not name.endswith(".initial_atomref"):  # the start of training; the weights are what counts
             found[name] = value
     old_layout = "check_errors" in options
@@ -254,7 +272,9 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
             raise ValueError(f"weight model.{foreign} is missing")
         value = found.pop(foreign)
         if value.shape != target.shape:
-            raise ValueError(f"weight model.{foreign}: expected shape {tuple(target.shape)}, received {tuple(value.shape)}")
+            raise ValueError(
+                f"weight model.{foreign}: expected shape {tuple(target.shape)}, received {tuple(value.shape)}"
+            )
         if value.is_floating_point() != target.is_floating_point() or value.is_complex():
             raise ValueError(f"weight model.{foreign}: expected a tensor like {target.dtype}, received {value.dtype}")
         if not bool(torch.isfinite(value).all()) and not name.endswith((".C_6", ".R_r")):
@@ -273,6 +293,8 @@ def _choose_reference(model: TensorNet, options: dict, remove: bool | None) -> N
         return
     references = [prior for prior in model.priors if isinstance(prior, Atomref)]
     if not references:
-        raise ValueError(f"remove_ref_energy={remove}: expected a model with an Atomref prior, received one without; leave it out")
+        raise ValueError(
+            f"remove_ref_energy={remove}: expected a model with an Atomref prior, received one without; leave it out"
+        )
     for prior in references:
         prior.enable = not remove

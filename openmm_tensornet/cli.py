@@ -98,9 +98,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     common = _Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser = _Parser(
-        prog="openmm-tensornet", allow_abbrev=False, description="TensorNet neural potentials in OpenMM."
-    )
+    parser = _Parser(prog="openmm-tensornet", allow_abbrev=False, description="TensorNet neural potentials in OpenMM.")
     parser.add_argument("--version", action="version", version=f"openmm-tensornet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -114,17 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.set_defaults(run=_simulate)
     simulate.add_argument("structure", metavar="STRUCTURE", help="PDB or PDBx/mmCIF file, hydrogens included")
-    simulate.add_argument(
-        "--model", required=True, metavar="FILE", help="TorchMD-Net checkpoint or exported file"
-    )
+    simulate.add_argument("--model", required=True, metavar="FILE", help="TorchMD-Net checkpoint or exported file")
     simulate.add_argument("--output", metavar="DIR", help="where to write (default: STRUCTURE-md)")
     add_quantity(simulate, "--time", "ps", 10, "length of the run, without preparation")
     add_quantity(simulate, "--timestep", "fs", 0.5, "time step")
     add_quantity(simulate, "--temperature", "K", 300, "temperature")
     add_quantity(simulate, "--equilibration-time", "ps", 1, "length of the equilibration")
-    add_quantity(
-        simulate, "--hydrogen-mass", "amu", None, "give hydrogens this mass, taken from their heavy atoms"
-    )
+    add_quantity(simulate, "--hydrogen-mass", "amu", None, "give hydrogens this mass, taken from their heavy atoms")
     simulate.add_argument(
         "--charge",
         type=int,
@@ -141,9 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="CPU threads (default: 1 for up to 100 atoms, else all)",
     )
-    simulate.add_argument(
-        "--seed", type=_at_least_one, metavar="N", help="of the random numbers (default: drawn)"
-    )
+    simulate.add_argument("--seed", type=_at_least_one, metavar="N", help="of the random numbers (default: drawn)")
     simulate.add_argument(
         "--report-interval",
         type=_at_least_one,
@@ -151,9 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="steps between reports (default: 200)",
     )
-    simulate.add_argument(
-        "--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen"
-    )
+    simulate.add_argument("--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen")
     existing = simulate.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run in the output directory")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in the output directory")
@@ -172,9 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_quantity(
-    parser: argparse.ArgumentParser, flag: str, unit: str, default: float | None, what: str
-) -> None:
+def add_quantity(parser: argparse.ArgumentParser, flag: str, unit: str, default: float | None, what: str) -> None:
     """Add an option that takes a number in `unit`, or a number with a unit of the same dimension."""
     note = "" if default is None else f" (default: {default:g} {unit})"
     parser.add_argument(
@@ -214,7 +202,8 @@ def _at_least_one(text: str) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from openmm_tensornet.simulation import create_system, simulate
+    from openmm_tensornet.simulation import simulate
+    from openmm_tensornet.system import create_system
 
     topology, positions = read_structure(options.structure, allow_no_hydrogens=options.allow_no_hydrogens)
     _set_threads(options.threads, topology.getNumAtoms())
@@ -261,7 +250,7 @@ def _set_threads(threads: int | None, num_atoms: int) -> None:
 
 def total_charge(topology: Topology, charge: int | None) -> int:
     """The total charge to use; ValueError if none is given and the number of electrons would be odd."""
-    from openmm_tensornet.simulation import atomic_numbers
+    from openmm_tensornet.system import atomic_numbers
 
     electrons = sum(atomic_numbers(topology)) - (charge or 0)
     if electrons % 2 and charge is None:
@@ -303,7 +292,7 @@ def read_structure(
     """
     from openmm.app import PDBFile, PDBxFile
 
-    from openmm_tensornet.simulation import atomic_numbers
+    from openmm_tensornet.system import atomic_numbers
 
     path = Path(path)
     readers = {".pdb": PDBFile, ".ent": PDBFile, ".cif": PDBxFile, ".mmcif": PDBxFile}

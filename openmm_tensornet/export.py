@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import __version__
+from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .potential import Atoms, StaticPotential, copy_double
@@ -235,19 +235,9 @@ def _compare(module, cases: dict, expected: dict, particles: list[int] | None, p
 
 def save(exported: Exported, path: str | os.PathLike) -> None:
     """Write an exported module, atomically."""
-    name = os.fspath(path)
     buffer = io.BytesIO()
     torch.jit.save(exported.module, buffer, _extra_files={"metadata.json": json.dumps(exported.metadata)})
-    directory = os.path.dirname(os.path.abspath(name))
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".export-", delete=False) as file:
-        try:
-            file.write(buffer.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, name)
+    replace_file(path, buffer.getvalue())
 
 
 def export_torchscript(
@@ -315,7 +305,9 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
     for k, z in enumerate(atoms.numbers):
         label = f"atom {k} (atomic number {z})" if labels is None else labels[k]
         if z >= model.config.max_z:
-            raise ValueError(f"{label}: expected an atomic number below the model's max_z, {model.config.max_z}, received {z}")
+            raise ValueError(
+                f"{label}: expected an atomic number below the model's max_z, {model.config.max_z}, received {z}"
+            )
         if model.elements is not None and z not in model.elements:
             raise ValueError(
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
@@ -348,11 +340,15 @@ def read_metadata(path: str | os.PathLike) -> dict:
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise ValueError(f"{name}: expected an exported TensorNet file, received a damaged or truncated one ({error})") from None
+        raise ValueError(
+            f"{name}: expected an exported TensorNet file, received a damaged or truncated one ({error})"
+        ) from None
     if damaged is not None:
         raise ValueError(f"{name}: expected an exported TensorNet file, received a damaged one (entry {damaged})")
     if text is None:
-        raise ValueError(f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file")
+        raise ValueError(
+            f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file"
+        )
     return parse_metadata(text.decode("utf-8", "replace"), name)
 
 
@@ -379,5 +375,7 @@ def load_exported(path: str | os.PathLike) -> Exported:
     try:
         module = torch.jit.load(os.fspath(path), map_location="cpu")
     except Exception as error:
-        raise ValueError(f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded ({error})") from None
+        raise ValueError(
+            f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded ({error})"
+        ) from None
     return Exported(module, metadata)

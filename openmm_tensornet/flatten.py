@@ -16,7 +16,12 @@ from .graphsafety import VIEWS
 
 _ATEN = torch.ops.aten
 # Operators that change nothing here: there is no autograd around the flat graph.
-_IDENTITIES = {_ATEN.detach.default, _ATEN.alias.default, _ATEN.lift_fresh_copy.default, _ATEN.lift_fresh.default}
+_IDENTITIES = {
+    _ATEN.detach.default,
+    _ATEN.alias.default,
+    _ATEN.lift_fresh_copy.default,
+    _ATEN.lift_fresh.default,
+}
 
 
 def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
@@ -81,7 +86,10 @@ def _fold(graph: fx.Graph, constants: dict) -> None:
         # Keep what would grow (expanded views) or is no tensor (tuples) as an operation.
         size = sum(constants[n][1].numel() for n in node.all_input_nodes)
         if isinstance(value, Tensor) and (value.numel() <= max(size, 1) or node.target not in VIEWS):
-            constants[node] = (f"folded_{node.name}", value.detach().clone(memory_format=torch.contiguous_format))
+            constants[node] = (
+                f"folded_{node.name}",
+                value.detach().clone(memory_format=torch.contiguous_format),
+            )
 
 
 def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphModule:
@@ -116,4 +124,6 @@ def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphMod
 
 def kernels(graph: fx.Graph) -> int:
     """Number of operators of a flat graph that launch a kernel."""
-    return sum(n.op == "call_function" and n.target is not operator.getitem and n.target not in VIEWS for n in graph.nodes)
+    return sum(
+        n.op == "call_function" and n.target is not operator.getitem and n.target not in VIEWS for n in graph.nodes
+    )

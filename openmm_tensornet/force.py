@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import re
 import warnings
@@ -25,12 +26,15 @@ _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
 
 def _import_openmmtorch():
     try:
+        logging.disable(logging.WARNING)  # it imports OpenMM under its former name, which logs a warning
         import openmmtorch
     except ImportError as error:
         raise ImportError(
             f"TensorNetForce needs openmmtorch, which cannot be imported ({error}); install it with "
             "`pip install openmm-tensornet[cpu]` (or [cuda12], [cuda13]), or `conda install -c conda-forge openmm-torch`"
         ) from error
+    finally:
+        logging.disable(logging.NOTSET)
     for name in importlib.metadata.packages_distributions().get("openmmtorch", ()):
         check_versions(name, importlib.metadata.version(name), torch.__version__, openmm.__version__)
     return openmmtorch
@@ -127,7 +131,11 @@ class TensorNetForce(openmmtorch.TorchForce):
         topology_box = None if topology is None else topology.getPeriodicBoxVectors()
         if periodic is None:
             periodic = box_vectors is not None or topology_box is not None
-        box = _in_nm("box_vectors", box_vectors if box_vectors is not None else topology_box, (3, 3)) if periodic else None
+        box = (
+            _in_nm("box_vectors", box_vectors if box_vectors is not None else topology_box, (3, 3))
+            if periodic
+            else None
+        )
         if periodic and box is None:
             raise ValueError(
                 "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
@@ -203,7 +211,9 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
         particles = [_index("atoms", a) for a in atoms]
         if not particles:
             raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
-        repeated = sorted({a for a in particles if particles.count(a) > 1}) if len(set(particles)) < len(particles) else []
+        repeated = (
+            sorted({a for a in particles if particles.count(a) > 1}) if len(set(particles)) < len(particles) else []
+        )
         if repeated:
             raise ValueError(f"atoms: expected each index once, received {repeated[0]} more than once")
         if min(particles) < 0:
@@ -254,7 +264,9 @@ def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | Non
             value = [v.value_in_unit(unit.nanometer) if unit.is_quantity(v) else v for v in value]
         tensor = torch.tensor([[float(c) for c in row] for row in value], dtype=torch.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})") from None
+        raise TypeError(
+            f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})"
+        ) from None
     expected = tuple("particles" if s is None else s for s in shape)
     if tensor.dim() != 2 or tensor.shape[1] != shape[1] or (shape[0] is not None and tensor.shape[0] != shape[0]):
         raise ValueError(f"{name}: expected shape ({expected[0]}, {expected[1]}), received {tuple(tensor.shape)}")
@@ -297,7 +309,9 @@ def _open(model: Any) -> TensorNet | Exported:
         return model
     if isinstance(model, (str, os.PathLike)):
         if not os.path.exists(model):
-            raise FileNotFoundError(f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist")
+            raise FileNotFoundError(
+                f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist"
+            )
         return load_exported(model) if is_exported(model) else load_model(model)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
@@ -305,20 +319,32 @@ def _open(model: Any) -> TensorNet | Exported:
 
 
 def _check_exported(
-    metadata: dict, numbers: list[int], given: Atoms | None, total_charge: Any, particles: list[int] | None, periodic: bool
+    metadata: dict,
+    numbers: list[int],
+    given: Atoms | None,
+    total_charge: Any,
+    particles: list[int] | None,
+    periodic: bool,
 ) -> None:
     """Refuse an exported file that was made for something else."""
     made = metadata["atomic_numbers"]
     if made != numbers:
-        where = next((k for k, (a, b) in enumerate(zip(made, numbers, strict=False)) if a != b), min(len(made), len(numbers)))
+        where = next(
+            (k for k, (a, b) in enumerate(zip(made, numbers, strict=False)) if a != b),
+            min(len(made), len(numbers)),
+        )
         raise ValueError(
             f"model: expected atoms as the file was exported for ({len(made)} atoms), received {len(numbers)} that differ from atom "
             f"{where} on; export the model for this topology"
         )
     if metadata["periodic"] != periodic:
-        raise ValueError(f"periodic: expected {metadata['periodic']} as the file was exported with, received {periodic}; export it again")
+        raise ValueError(
+            f"periodic: expected {metadata['periodic']} as the file was exported with, received {periodic}; export it again"
+        )
     if metadata["particles"] != particles:
-        raise ValueError(f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again")
+        raise ValueError(
+            f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again"
+        )
     if given is not None and list(given.molecules) != metadata["molecules"]:
         raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
     charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]

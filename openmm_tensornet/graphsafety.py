@@ -102,7 +102,10 @@ class _Recorder(TorchDispatchMode):
         if name in _SYNCHRONISING:
             raise _refused(func, "it copies a value to the host and waits for it (.item(), a Python `if` or `float()`)")
         if name in _DATA_DEPENDENT or (name == "index" and _has_mask(args[1])):
-            raise _refused(func, "the shape of its result depends on values (a boolean mask, nonzero, unique); use torch.where")
+            raise _refused(
+                func,
+                "the shape of its result depends on values (a boolean mask, nonzero, unique); use torch.where",
+            )
         if name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
             raise _refused(func, "the shape of its result depends on values; give output_size or use index_select")
         result = func(*args, **kwargs)
@@ -113,7 +116,10 @@ class _Recorder(TorchDispatchMode):
             return result
         if func.namespace != "aten":
             if func._schema.name not in _LAUNCHES:
-                raise _refused(func, "it does not declare its launches; see openmm_tensornet.graphsafety.declare_launches")
+                raise _refused(
+                    func,
+                    "it does not declare its launches; see openmm_tensornet.graphsafety.declare_launches",
+                )
             self.result.kernels += _LAUNCHES[func._schema.name]
         else:
             self.result.kernels += 1
@@ -173,7 +179,11 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
             if hidden is not None:
                 raise hidden from None
             text = str(error).strip().splitlines()
-            if "non-Fake Tensor" in str(error) or "found at least two devices" in str(error) or "Device Propagation" in str(error):
+            if (
+                "non-Fake Tensor" in str(error)
+                or "found at least two devices" in str(error)
+                or "Device Propagation" in str(error)
+            ):
                 reason = "a tensor lives on the host (a constant made in forward?); register it as a buffer"
             elif "_local_scalar_dense" in str(error) or "item()" in str(error):
                 reason = "it needs a value on the host (.item(), a Python `if` or `float()`)"

@@ -181,9 +181,7 @@ class Interaction(nn.Module):
         super().__init__()
         f = config.embedding_dimension
         self.group = config.group
-        self.radial = nn.ModuleList(
-            (nn.Linear(config.num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f))
-        )
+        self.radial = nn.ModuleList((nn.Linear(config.num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
         self.tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
         self.activation = ACTIVATIONS[config.activation]()
 
@@ -252,9 +250,7 @@ class TensorNet(nn.Module):
         Energies are multiplied by `std` before, and shifted by `mean` after the reduction over atoms.
     """
 
-    def __init__(
-        self, config: TensorNetConfig, priors: list[Prior] | None = None, units: ModelUnits | None = None
-    ):
+    def __init__(self, config: TensorNetConfig, priors: list[Prior] | None = None, units: ModelUnits | None = None):
         super().__init__()
         f = config.embedding_dimension
         self.config = config
@@ -362,7 +358,9 @@ class TensorNet(nn.Module):
         for k, layer in enumerate(self.layers, start=1):
             x = layer(x, pairs.edge_index, radial[:, k], self_radial[k], charge)
         scalar, a, s = tensors.decompose(x)
-        features = torch.cat((tensors.ONE_THIRD * (3 * scalar) ** 2, tensors.squared_norm(a), tensors.squared_norm(s)), dim=-1)
+        features = torch.cat(
+            (tensors.ONE_THIRD * (3 * scalar) ** 2, tensors.squared_norm(a), tensors.squared_norm(s)), dim=-1
+        )
 
         energy = self.std * self.readout(features)
         for prior in self.priors:

@@ -14,30 +14,30 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        scale = ((x * x).sum(0) + 1).reciprocal()
-        y = x * scale
-        ctx.save_for_backward(x, y, scale)
+        size = (x * x).sum(0) + 1
+        y = x / size
+        ctx.save_for_backward(x, y, size)
         return y
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        x, y, scale = ctx.saved_tensors
+        x, y, size = ctx.saved_tensors
         g = gradients[0]
-        return torch.addcmul(g, y, (x * g).sum(0), value=-2) * scale
+        return torch.addcmul(g, y, (x * g).sum(0), value=-2) / size
 
 
-class _SquaredNorm(torch.autograd.Function):
-    """Σ_c x_c², components first."""
+class _WithNorm(torch.autograd.Function):
+    """x and ‖x‖², components first."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x)
-        return (x * x).sum(0)
+        return x.view_as(x), (x * x).sum(0)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         (x,) = ctx.saved_tensors
-        return (2 * gradients[0]) * x
+        return torch.addcmul(gradients[0], x, gradients[1], value=2)
 
 
 class _PartNorms(torch.autograd.Function):
@@ -91,7 +91,7 @@ class _Direction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, r: Tensor) -> tuple[Tensor, Tensor]:
-        distance = (r * r).sum(-1).sqrt()
+        distance = torch.linalg.vector_norm(r, dim=-1)
         unit = r / distance.unsqueeze(-1)
         ctx.save_for_backward(distance, unit)
         return distance, unit
@@ -99,10 +99,9 @@ class _Direction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         distance, unit = ctx.saved_tensors
-        g_distance, g_unit = gradients
-        g_unit = g_unit / distance.unsqueeze(-1)
-        along = g_distance - (unit * g_unit).sum(-1)
-        return torch.addcmul(g_unit, unit, along.unsqueeze(-1))
+        across = gradients[1] / distance.unsqueeze(-1)
+        along = torch.baddbmm(gradients[0].view(-1, 1, 1), unit.unsqueeze(1), across.unsqueeze(2), alpha=-1)
+        return torch.addcmul(across, unit, along.squeeze(2))
 
 
 class StaticNetwork(nn.Module):
@@ -155,7 +154,7 @@ class StaticNetwork(nn.Module):
         """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3), and pairs, (2, P)."""
         distance, unit = _Direction.apply(r)
         x, weights = self.sums(distance, unit, pairs)
-        gates = _SquaredNorm.apply(x)
+        x, gates = _WithNorm.apply(x)
         for k, (weight, bias) in enumerate(self.gates):
             gates = _layer_norm(gates, weight, bias) if k == 0 else self.activation(torch.addmm(bias, gates, weight))
         gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros).transpose(0, 1)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import tensors
 from .blocks import DenseBlocks, PairSums, part_scales
 from .flatten import flatten
 from .model import TensorNet
-from .neighbors import AllPairs, SelectedPairs, all_pairs, pair_capacity
+from .neighbors import AllPairs, SelectedPairs, pair_capacity
 from .network import StaticNetwork
 from .tabulate import Functions, RadialTable
 from .testing import TABULATION, Deviation, deviation
@@ -77,7 +76,9 @@ class Atoms:
         if not z:
             raise ValueError("atomic_numbers: expected at least one atom, received none")
         if min(z) < 1:
-            raise ValueError(f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}")
+            raise ValueError(
+                f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}"
+            )
         m = _integers("molecules", molecules) if molecules is not None else (0,) * len(z)
         if len(m) != len(z):
             raise ValueError(f"molecules: expected one index for each of {len(z)} atoms, received {len(m)}")
@@ -220,8 +221,8 @@ class StaticProgram(nn.Module):
         # Derivatives of −E by the head's outputs and the pair energies: what flows back is the force.
         self.register_buffer("head_seed", -atom_weight.to(dtype))
         self.register_buffer("pair_seed", torch.tensor(-kj, dtype=dtype))
+        self.register_buffer("pair_weight", torch.tensor(kj, dtype=torch.float64))
         self.register_buffer("no_force", torch.zeros(len(z), 3, dtype=torch.float64))
-        self.kj_per_energy = kj
         self.per_nm = 1 / units.nm_per_length
         self.priors = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
         self.register_buffer("z", z)
@@ -242,10 +243,11 @@ class StaticProgram(nn.Module):
             (force,) = torch.autograd.grad((head, pair_energy), r, seeds)
         with torch.no_grad():
             i, j = pairs.unbind(0)
-            energy = self._sum(self.constant, self.slot_molecules, head.double() * self.atom_weight)
+            energy = self._add(self.constant, self.slot_molecules, head.double(), self.atom_weight)
             if pair_energy is not None:
                 molecules = self.molecules.index_select(0, i)
-                energy = self._sum(energy, molecules, pair_energy.double() * self.kj_per_energy)
+                kj = self.pair_weight.expand(pair_energy.shape)
+                energy = self._add(energy, molecules, pair_energy.double(), kj)
             if overflow is not None:
                 energy = torch.where(overflow, torch.nan, energy)  # a dropped pair would be a wrong number
             if box is not None:
@@ -253,14 +255,14 @@ class StaticProgram(nn.Module):
                 energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
             force = force.double()
             forces = self.no_force.index_add(0, i, force).index_add(0, j, force, alpha=-1)
-            # Whatever makes the energy NaN makes all forces NaN.
-            return energy, forces + energy.sum() * 0
+            # Zero times the energy: whatever makes it NaN makes all forces NaN.
+            return energy, torch.add(forces, energy if self.num_molecules == 1 else energy.sum(), alpha=0)
 
-    def _sum(self, start: Tensor, molecules: Tensor, values: Tensor) -> Tensor:
-        """Sum of the values of each molecule, added to `start`, shape (M,)."""
+    def _add(self, start: Tensor, molecules: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum of the values of each molecule, added to `start`, shape (M,)."""
         if self.num_molecules == 1:
-            return start + values.sum()
-        return start.index_add(0, molecules, values)
+            return torch.addmv(start, weights.unsqueeze(0), values)
+        return start.index_add(0, molecules, values * weights)
 
     def _pair_energy(self, distance: Tensor, pairs: Tensor) -> Tensor | None:
         """Energy of the priors for each pair, model units."""
@@ -380,11 +382,13 @@ class StaticPotential(nn.Module):
             table = radial_table(model, functions, intervals, torch.float64)
             error = table.error(functions)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity)
-            found = [
-                deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check
-            ]
+            found = [deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
-            good = worst.within(TABULATION[self.precision]) and error.value <= FUNCTION_ERROR[0] and error.derivative <= FUNCTION_ERROR[1]
+            good = (
+                worst.within(TABULATION[self.precision])
+                and error.value <= FUNCTION_ERROR[0]
+                and error.derivative <= FUNCTION_ERROR[1]
+            )
             if good:
                 self.tabulation = {
                     "intervals": intervals,
@@ -439,4 +443,6 @@ def scaled_radial_functions(model: TensorNet) -> Functions:
 
 def radial_table(model: TensorNet, functions: Functions, intervals: int, dtype: torch.dtype) -> RadialTable:
     """Table from the closest trusted distance to the network's cutoff."""
-    return RadialTable(functions, MINIMUM_DISTANCE, model.config.cutoff_upper * model.units.nm_per_length, intervals, dtype)
+    return RadialTable(
+        functions, MINIMUM_DISTANCE, model.config.cutoff_upper * model.units.nm_per_length, intervals, dtype
+    )

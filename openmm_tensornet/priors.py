@@ -59,9 +59,7 @@ class ZBL(Prior):
     coulomb_constant = 2.30707755e-28  # e²/(4πε₀) in J·m, with the oracle's digits
     bohr = 5.29177210903e-11  # m
 
-    def __init__(
-        self, cutoff_distance: float, atomic_number: list[int], distance_scale: float, energy_scale: float
-    ):
+    def __init__(self, cutoff_distance: float, atomic_number: list[int], distance_scale: float, energy_scale: float):
         super().__init__()
         self.cutoff = float(cutoff_distance)
         self.distance_scale, self.energy_scale = float(distance_scale), float(energy_scale)
@@ -86,9 +84,7 @@ class D2(Prior):
     uses_box = False
     steepness = 20.0
 
-    def __init__(
-        self, cutoff_distance: float, atomic_number: list[int], distance_scale: float, energy_scale: float
-    ):
+    def __init__(self, cutoff_distance: float, atomic_number: list[int], distance_scale: float, energy_scale: float):
         super().__init__()
         self.cutoff = float(cutoff_distance)
         self.nm_per_length = float(distance_scale) * 1e9

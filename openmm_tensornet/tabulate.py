@@ -103,8 +103,8 @@ class RadialTable(nn.Module):
     def slope(self, saved: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Derivative by the distance of (values · gradient), shape (P,)."""
         powers, coefficients = saved
-        contracted = torch.bmm(gradient.unsqueeze(1), coefficients.transpose(1, 2)).squeeze(1)
-        return (contracted * torch.mm(powers, self.derivative)).sum(-1)
+        contracted = torch.bmm(gradient.unsqueeze(1), coefficients.transpose(1, 2))
+        return torch.bmm(contracted, torch.mm(powers, self.derivative).unsqueeze(2)).flatten()
 
     def split(self, parts: int) -> list[RadialTable]:
         """Tables of equal shares of the functions."""

@@ -1,0 +1,1 @@
+"""Benchmark of this package and its peers; `python -m benchmarks.run --help`."""

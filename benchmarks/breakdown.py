@@ -1,0 +1,64 @@
+"""Where the time of one evaluation goes. Imported by the worker of this package alone."""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter
+from typing import Any
+
+WARMUP = 20
+
+
+def profile(force: Any, context: Any, count: int) -> dict:
+    """Time a force's frozen module outside OpenMM, then profile it.
+
+    The profiler slows small operators down, so it gives shares, and the time comes from runs without it.
+
+    Parameters
+    ----------
+    force : TorchForce
+    context : openmm.Context
+        Gives positions and box.
+    count : int
+        Evaluations timed, and evaluations profiled.
+
+    Returns
+    -------
+    dict
+        `module_s`: seconds an evaluation of the module, median. `operators`: list of name, calls an evaluation, and share of the time
+        spent in the operator itself, largest first.
+    """
+    import openmmtorch
+    import torch
+    from openmm import unit
+    from torch.profiler import ProfilerActivity
+
+    module = torch.jit.freeze(openmmtorch.TorchForce.cast(force).getModule().eval())
+    state = context.getState(positions=True)
+    inputs = [torch.tensor(state.getPositions(asNumpy=True).value_in_unit(unit.nanometer))]
+    if force.usesPeriodicBoundaryConditions():
+        inputs.append(torch.tensor(state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(unit.nanometer)))
+
+    def evaluate() -> float:
+        begin = perf_counter()
+        module(*inputs)
+        return perf_counter() - begin
+
+    with torch.no_grad():
+        for _ in range(WARMUP):
+            evaluate()
+        seconds = statistics.median(evaluate() for _ in range(count))
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(count):
+                evaluate()
+    events = [event for event in profiler.key_averages() if event.key.startswith("aten::")]
+    total = sum(event.self_cpu_time_total for event in events)
+    operators = [
+        {
+            "name": event.key.removeprefix("aten::"),
+            "calls": event.count / count,
+            "share": event.self_cpu_time_total / total,
+        }
+        for event in sorted(events, key=lambda event: -event.self_cpu_time_total)
+    ]
+    return {"module_s": seconds, "operators": operators}

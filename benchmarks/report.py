@@ -1,0 +1,154 @@
+"""Render results as Markdown; `python -m benchmarks.report results.json [--readme README.md]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+MARKER = "<!-- benchmark table -->"
+TOP_OPERATORS = 10
+COLUMNS = (
+    "system",
+    "atoms",
+    "backend",
+    "MD step (ms)",
+    "ns/day",
+    "ours is faster by",
+    "energy and forces (ms)",
+    "ours is faster by",
+    "first energy (s)",
+    "full speed (s)",
+    "peak memory (MB)",
+    "kernels",
+)
+
+
+def render(results: dict) -> str:
+    """The table and what was run, as Markdown that ends in a newline.
+
+    Parameters
+    ----------
+    results : dict
+        As `benchmarks.run` writes it.
+    """
+    rows = [row for case in results["cases"] for row in _rows(case)]
+    numeric = ("system", "backend")
+    lines = [
+        _line(COLUMNS),
+        _line(["---" if column in numeric else "---:" for column in COLUMNS]),
+        *map(_line, rows),
+        "",
+        _caption(results),
+    ]
+    if "breakdown" in results:
+        lines += ["", *_breakdown(results["breakdown"])]
+    return "\n".join(lines) + "\n"
+
+
+def quote(document: str, table: str) -> str:
+    """Put a table between the two markers of a document; where there is one marker, between it and a new one.
+
+    Raises
+    ------
+    ValueError
+        If the document has neither one nor two markers.
+    """
+    parts = document.split(MARKER)
+    if len(parts) not in (2, 3):
+        raise ValueError(f"expected one or two markers {MARKER} in the document, received {len(parts) - 1}")
+    return f"{parts[0]}{MARKER}\n{table.strip()}\n{MARKER}{parts[-1]}"
+
+
+def _rows(case: dict) -> list[list[str]]:
+    """One row for each backend; the first row names the system."""
+    rows = []
+    for k, (name, found) in enumerate(case["backends"].items()):
+        ratios = case["ratios"].get(name)
+        kernels = found["kernels"]
+        rows.append(
+            [
+                "" if k else case["description"],
+                "" if k else f"{case['atoms']:,}",
+                name,
+                _digits(1000 * found["step_s"]),
+                _digits(found["ns_per_day"]),
+                "" if ratios is None else f"{_digits(ratios['step']['median'])}×",
+                _digits(1000 * found["evaluation_s"]),
+                "" if ratios is None else f"{_digits(ratios['evaluation']['median'])}×",
+                _digits(found["first_energy_s"]),
+                _digits(found["ready_s"]),
+                f"{found['memory']['peak_MB']:,.0f}",
+                "" if kernels is None else str(kernels),
+            ]
+        )
+    return rows
+
+
+def _caption(results: dict) -> str:
+    settings, machine = results["settings"], results["machine"]
+    versions: dict[str, dict] = {}
+    for case in results["cases"]:
+        for name, found in case["backends"].items():
+            versions.setdefault(name, found["versions"])
+    installed = "; ".join(
+        f"{name}: " + ", ".join(f"{k} {v}" for k, v in of.items()) for name, of in versions.items()
+    )
+    threads = f"{settings['threads']} thread" + ("s" if settings["threads"] > 1 else "")
+    return (
+        f"{results['model']['file']}, {settings['precision']} precision, OpenMM platform {settings['platform']}, {threads}, "
+        f"{settings['integrator']}, {settings['timestep_fs']} fs; medians of {settings['rounds']} alternating rounds. "
+        f"{machine['cpu']} ({machine['cores']} cores, load {machine['load_average_at_start']:.1f} at the start), "
+        f"{results['date'][:10]}, commit {results['commit']}. {installed}."
+    )
+
+
+def _breakdown(breakdown: dict) -> list[str]:
+    """Two parts of a step, then the operators of the module."""
+    step, module, overhead = (1000 * breakdown[k] for k in ("step_s", "module_s", "overhead_s"))
+    shown = breakdown["operators"][:TOP_OPERATORS]
+    rest = breakdown["operators"][TOP_OPERATORS:]
+    if rest:
+        total = {key: sum(o[key] for o in rest) for key in ("calls", "share")}
+        shown = [*shown, {"name": f"{len(rest)} others", **total}]
+    return [
+        f"Where a step of {breakdown['case']} goes: {_digits(step)} ms = module {_digits(module)} ms + OpenMM and its "
+        f"plugin {_digits(overhead)} ms. Operators of the module:",
+        "",
+        _line(["operator", "calls", "share", "ms"]),
+        _line(["---", "---:", "---:", "---:"]),
+        *(
+            _line([o["name"], f"{o['calls']:.0f}", f"{100 * o['share']:.0f} %", _digits(o["share"] * module)])
+            for o in shown
+        ),
+    ]
+
+
+def _line(cells) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a results file's table, or put it into a document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--readme", type=Path, help=f"document with {MARKER} to put the table into")
+    options = parser.parse_args(arguments)
+    table = render(json.loads(options.results.read_text()))
+    if options.readme is None:
+        print(table, end="")
+    else:
+        options.readme.write_text(quote(options.readme.read_text(), table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Time this package and its peers: `python -m benchmarks.run [--peers] [--cases …] [--quick] [--breakdown]`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from . import report
+from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, measure
+from .systems import CASES, ROOT, Case
+
+FORMAT = 1
+SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", ROOT.parent / "shared"))
+PEERS = {"openmm-ml": ROOT / ".venv-peers" / "bin" / "python"}
+QUICK_ATOMS = 200
+BREAKDOWN_CASE = "alanine-dipeptide"
+BREAKDOWN_EVALUATIONS = 200
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--model", type=Path, default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint")
+    parser.add_argument(
+        "--peers", action="store_true", help="compare with and time the peers (make bench-peers)"
+    )
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms"
+    )
+    parser.add_argument(
+        "--breakdown", action="store_true", help=f"show where the time goes for {BREAKDOWN_CASE}"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of OpenMM and of PyTorch (default: 1)")
+    parser.add_argument("--precision", choices=("single", "double"), default="single")
+    parser.add_argument(
+        "--name", help="of the files in the output folder (default: quick or full, and -peers)"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder")
+    parsed = parser.parse_args(arguments)
+    if not parsed.model.is_file():
+        parser.error(f"--model: expected a checkpoint, received {parsed.model}, which does not exist")
+    if parsed.threads < 1:
+        parser.error(f"--threads: expected at least 1, received {parsed.threads}")
+    if parsed.peers:
+        for name, python in PEERS.items():
+            if not python.exists():
+                parser.error(f"--peers: the environment of {name} is missing; run `make bench-peers`")
+        if parsed.precision != "single":
+            parser.error("--peers: expected --precision single, which is what the peers compute in")
+    return parsed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write JSON and Markdown after every case, and print the table."""
+    options = parse_arguments(arguments)
+    lengths = {"rounds": 3, "block_seconds": 0.5} if options.quick else {}
+    settings = Settings(
+        str(options.model.resolve()), precision=options.precision, threads=options.threads, **lengths
+    )
+    names = options.cases or [
+        n for n, case in CASES.items() if case.atoms <= QUICK_ATOMS or not options.quick
+    ]
+    name = options.name or ("quick" if options.quick else "full") + ("-peers" if options.peers else "")
+    results = describe(settings, options.model)
+    try:
+        for case in (CASES[n] for n in names):
+            results["cases"].append(run_case(case, settings, options.peers))
+            write(results, options.output, name)
+        if options.breakdown:
+            results["breakdown"] = run_breakdown(CASES[BREAKDOWN_CASE], settings)
+            write(results, options.output, name)
+    except (WrongResult, WorkerFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(report.render(results))
+    return 0
+
+
+def run_case(case: Case, settings: Settings, peers: bool) -> dict:
+    """Measure one case; without peers this package is compared with its own reference model."""
+    pythons = {"ours": Path(sys.executable), **(PEERS if peers else {})}
+    with ExitStack() as stack:
+        workers: dict[str, Evaluator] = {
+            name: stack.enter_context(Worker(python, name, settings.threads))
+            for name, python in pythons.items()
+        }
+        reference = None if peers else stack.enter_context(Worker(sys.executable, "ours", settings.threads))
+        return measure(case, settings, workers, reference, log)
+
+
+def run_breakdown(case: Case, settings: Settings) -> dict:
+    """Operators of one evaluation, and what OpenMM adds to it in a step."""
+    log(f"{case.name}: breakdown")
+    with Worker(sys.executable, "ours", settings.threads) as worker:
+        worker.call(
+            "start",
+            case=case.name,
+            model=settings.model,
+            precision=settings.precision,
+            threads=settings.threads,
+            timestep_fs=settings.timestep_fs,
+        )
+        steps, found = [], []
+        for _ in range(settings.rounds):
+            steps.append(worker.call("time_steps", count=BREAKDOWN_EVALUATIONS))
+            found.append(worker.call("breakdown", count=BREAKDOWN_EVALUATIONS))
+    step = statistics.median(steps)
+    module = statistics.median(b["module_s"] for b in found)
+    return {
+        "case": case.name,
+        "step_s": step,
+        "module_s": module,
+        "overhead_s": step - module,
+        "operators": found[-1]["operators"],
+    }
+
+
+def describe(settings: Settings, model: Path) -> dict:
+    """Everything about a run but its numbers. Of paths only the names of files are kept."""
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "model": {"file": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "load_average_at_start": os.getloadavg()[0],
+        },
+        "settings": {
+            "platform": "CPU",
+            "integrator": "VerletIntegrator",
+            "timestep_fs": settings.timestep_fs,
+            "precision": settings.precision,
+            "threads": settings.threads,
+            "rounds": settings.rounds,
+            "block_seconds": settings.block_seconds,
+        },
+        "cases": [],
+    }
+
+
+def write(results: dict, folder: Path, name: str) -> None:
+    """Write NAME.json and NAME.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(report.render(results))
+
+
+def commit() -> str | None:
+    """The commit that was run, with "+" where tracked files were changed; None outside a repository."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def log(line: str) -> None:
+    """Say what happens, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

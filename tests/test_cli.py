@@ -1,0 +1,476 @@
+"""The program: what it does, and what it says when it cannot."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openmm_tensornet import __version__, cli
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "alanine_dipeptide.pdb"
+MODEL = "variants/zero-layers"
+PLATFORMS = ["Reference", "CPU"]
+SHORT = ["--time", "10 fs", "--equilibration-time", "10 fs", "--report-interval", "5", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def model(model_path, tmp_path_factory):
+    """AceFF-1.1 exported for alanine dipeptide: made once and read fast."""
+    from openmm.app import PDBFile
+
+    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.export import export_torchscript
+
+    path = tmp_path_factory.mktemp("model") / "alanine.pt"
+    numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
+    export_torchscript(load_model(model_path("aceff-1.1")), path, atomic_numbers=numbers)
+    return path
+
+
+def refused(capsys, *arguments):
+    """The one line that the program says to bad input."""
+    try:
+        status = cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:  # argparse
+        status = stop.code
+    text = capsys.readouterr()
+    assert status == 2, text.err
+    assert text.out == ""
+    assert text.err.startswith("openmm-tensornet") and ": error: " in text.err
+    assert text.err.count("\n") == 1 and text.err.endswith("\n")
+    return text.err
+
+
+def edited(tmp_path, edit, name="edited.pdb"):
+    """A copy of the example's lines, changed by `edit`."""
+    path = tmp_path / name
+    path.write_text("\n".join(edit(EXAMPLE.read_text().splitlines())) + "\n")
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ general
+
+
+def test_help_needs_nothing_but_the_standard_library():
+    code = (
+        "import sys\n"
+        "from openmm_tensornet.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n"
+        "    assert stop.code == 0\n"
+        "assert not {'torch', 'openmm', 'openmmtorch', 'numpy'} & set(sys.modules)\n"
+    )
+    for arguments in (["--help"], ["simulate", "--help"], ["info", "--help"], ["--version"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"openmm-tensornet {__version__}\n"
+
+
+def test_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["simulate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for default in ("10 ps", "0.5 fs", "300 K", "1 ps", "single", "200", "the fastest", "STRUCTURE-md"):
+        assert f"(default: {default}" in text
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "value"),
+    [
+        ("ps", "5", 5),
+        ("ps", "5 ps", 5),
+        ("ps", "5ps", 5),
+        ("ps", " 2.5e-3  ns ", 2.5),
+        ("ps", "1e3fs", 1),
+        ("fs", "0.001 ps", 1),
+        ("K", "310.5 K", 310.5),
+        ("amu", "3 Da", 3),
+    ],
+)
+def test_quantities(unit, text, value):
+    from openmm import unit as units
+
+    quantity = cli._quantity_in(unit)(text)
+    assert quantity.value_in_unit(getattr(units, cli.UNITS[unit])) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["", "ps", "5 K", "5 s", "five ps", "5 PS", "5,5 ps", "5 ps ps", "1 2", "5 p s"])
+def test_quantities_that_are_none(capsys, text):
+    line = refused(capsys, "simulate", "--model", "m", EXAMPLE, f"--time={text}")
+    assert f"--time: expected a number, with or without a unit, such as '2 ps', received '{text}'" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "required: COMMAND"),
+        (["simulat"], "invalid choice: 'simulat'"),
+        (["simulate", EXAMPLE], "required: --model"),
+        (["simulate", "--model", "m"], "required: STRUCTURE"),
+        (["simulate", "--model", "m", EXAMPLE, "--tiem", "3"], "unrecognized arguments: --tiem"),
+        (["simulate", "--model", "m", EXAMPLE, "--charge", "0.5"], "--charge: invalid int value: '0.5'"),
+        (
+            ["simulate", "--model", "m", EXAMPLE, "--threads", "0"],
+            "--threads: expected a whole number, 1 or more",
+        ),
+        (["simulate", "--model", "m", EXAMPLE, "--precision", "half"], "--precision: invalid choice: 'half'"),
+        (
+            ["simulate", "--model", "m", EXAMPLE, "--resume", "--overwrite"],
+            "not allowed with argument --resume",
+        ),
+        (["simulate", "--model", "m", "missing.pdb"], "missing.pdb: no such file"),
+        (["simulate", "--model", "m", "structure.xyz"], "expected a file named .pdb, .ent, .cif, .mmcif"),
+        (["simulate", "--model", "missing.ckpt", EXAMPLE], "missing.ckpt"),
+        (["info", "missing.ckpt"], "missing.ckpt: no such file"),
+        (["info", "."], ".: no such file"),
+    ],
+)
+def test_bad_arguments(capsys, monkeypatch, tmp_path, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    assert text in refused(capsys, *arguments)
+
+
+def test_abbreviated_options_are_refused(capsys, model_path):
+    """`--temp` would change its meaning with the next option that begins like it."""
+    line = refused(capsys, "simulate", "--model", model_path(MODEL), EXAMPLE, "--temp", "300")
+    assert "unrecognized arguments: --temp" in line
+
+
+def test_debug_shows_the_traceback(capsys):
+    with pytest.raises(FileNotFoundError, match=r"missing\.pdb"):
+        cli.main(["simulate", "--debug", "--model", "m", "missing.pdb"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (RuntimeError("step 5: it broke\nhere"), 1, "openmm-tensornet: error: step 5: it broke here\n"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (KeyError("x"), 1, "openmm-tensornet: error: KeyError: 'x' (--debug shows where)\n"),
+        (ImportError("openmmtorch is missing"), 2, "openmm-tensornet: error: openmmtorch is missing\n"),
+        (KeyboardInterrupt(), 130, "interrupted; --resume continues a run from its last checkpoint\n"),
+    ],
+)
+def test_exit_status(capsys, monkeypatch, error, status, text):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli, "describe_model", fail)
+    assert cli.main(["info", "x"]) == status
+    line = capsys.readouterr().err
+    assert text in line and line.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------- structures
+
+
+def without_elements(lines):
+    return [line[:76] if line.startswith("ATOM") else line for line in lines]
+
+
+def with_bromine(lines):
+    """OpenMM would guess boron."""
+    return [line.replace(" O   ACE", "BR   ACE")[:76] if " O   ACE" in line else line for line in lines]
+
+
+def with_extra_particle(lines):
+    return [*lines[:5], lines[4][:12] + " EP1" + lines[4][16:76] + "EP", *lines[5:]]
+
+
+def with_repeated_atom(lines):
+    return [*lines[:5], lines[4][:30] + "   9.000" + lines[4][38:], *lines[5:]]
+
+
+def with_alternate_locations(lines):
+    first, second = (lines[4][:16] + letter + lines[4][17:] for letter in "AB")
+    return [*lines[:4], first, second, *lines[5:]]
+
+
+def without_hydrogens(lines):
+    return [line for line in lines if not line.endswith(" H")]
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (without_elements, "line 2: expected the element of atom 'HH31' in columns 77-78, found ''"),
+        (with_bromine, "line 7: expected the element of atom 'BR' in columns 77-78, found ''"),
+        (with_extra_particle, "atom 4 (EP1 of ACE 1) has none"),
+        (with_repeated_atom, "23 atom records but 22 distinct atoms"),
+        (with_alternate_locations, "23 atom records but 22 distinct atoms"),
+        (without_hydrogens, "has carbon but no hydrogen; the potential needs every atom, so add hydrogens"),
+        (lambda lines: lines[:1], "expected atoms, found none"),
+        (lambda lines: [line.replace("7.237", "x.237") for line in lines], "OpenMM's PDBFile cannot read it"),
+    ],
+)
+def test_structures_that_cannot_be(capsys, tmp_path, edit, text):
+    path = edited(tmp_path, edit)
+    line = refused(capsys, "simulate", "--model", "m", path)
+    assert text in line
+    assert str(path) in line or "topology: expected an element" in line
+
+
+def test_molecule_without_hydrogens(tmp_path):
+    path = edited(tmp_path, without_hydrogens)
+    topology, positions = cli.read_structure(path, allow_no_hydrogens=True)
+    assert topology.getNumAtoms() == len(positions) == 10
+
+
+def test_first_of_several_models(tmp_path):
+    def twice(lines):
+        atoms = [line for line in lines if line.startswith("ATOM")]
+        moved = [line[:30] + "   0.000" + line[38:] for line in atoms]
+        return ["MODEL        1", *atoms, "ENDMDL", "MODEL        2", *moved, "ENDMDL", "END"]
+
+    path = edited(tmp_path, twice)
+    with pytest.warns(UserWarning, match="has 2 models, the first is used"):
+        topology, positions = cli.read_structure(path)
+    assert topology.getNumAtoms() == 22
+    assert positions[0][0]._value == pytest.approx(0.7237)
+
+
+def test_mmcif(tmp_path):
+    import numpy as np
+    from openmm import app
+
+    pdb = app.PDBFile(str(EXAMPLE))
+    path = tmp_path / "alanine.cif"
+    with open(path, "w") as file:
+        app.PDBxFile.writeFile(pdb.topology, pdb.positions, file)
+    topology, positions = cli.read_structure(path)
+    assert [a.element for a in topology.atoms()] == [a.element for a in pdb.topology.atoms()]
+    assert topology.getNumBonds() == 21
+    np.testing.assert_allclose(positions._value, pdb.getPositions(asNumpy=True)._value, atol=1e-6)
+    path.write_text(path.read_text().replace("_atom_site.type_symbol", "_atom_site.other"))
+    with pytest.raises(ValueError, match="topology: expected an element for every atom, but atom 0"):
+        cli.read_structure(path)
+
+
+def test_total_charge(tmp_path):
+    radical = edited(tmp_path, lambda lines: [line for line in lines if " HH31" not in line])
+    topology, _ = cli.read_structure(radical)
+    with pytest.raises(ValueError, match=r"--charge: expected a total charge, .* odd number of electrons \(77\)"):
+        cli.total_charge(topology, None)
+    assert cli.total_charge(topology, -1) == -1
+    with pytest.warns(UserWarning, match=r"charge 0 leaves an odd number of electrons \(77\)"):
+        assert cli.total_charge(topology, 0) == 0
+    whole, _ = cli.read_structure(EXAMPLE)
+    assert cli.total_charge(whole, None) == 0
+
+
+def test_odd_electrons_ask_for_the_charge(capsys, tmp_path):
+    radical = edited(tmp_path, lambda lines: [line for line in lines if " HH31" not in line])
+    assert "--charge: expected a total charge" in refused(capsys, "simulate", "--model", "m", radical)
+
+
+# -------------------------------------------------------------------------------------------------- simulate
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_simulate(capsys, tmp_path, model, platform):
+    output = tmp_path / "out"
+    arguments = ["simulate", "--model", str(model), str(EXAMPLE), "--platform", platform]
+    arguments += ["--output", str(output), *SHORT]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr()
+    assert f"22 atoms on {platform}, 20 steps of 0.5 fs at 300 K, seed 3" in text.out
+    assert text.out.rstrip().endswith("ns/day")
+    assert text.err == ""
+    assert {path.name for path in output.iterdir()} == {
+        "start.pdb",
+        "trajectory.dcd",
+        "energies.csv",
+        "checkpoint.zip",
+        "final.pdb",
+    }
+    assert len((output / "energies.csv").read_text().splitlines()) == 5
+
+    assert "already holds a run" in refused(capsys, *arguments)
+    assert cli.main([*arguments, "--resume", "--time", "0.02 ps"]) == 0
+    assert "resumed at step 20 (complete state)" in capsys.readouterr().out
+    with open(output / "energies.csv") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(5, 41, 5))
+    assert "timestep_fs was 0.5, now 1.0" in refused(capsys, *arguments, "--resume", "--timestep", "1")
+    assert cli.main([*arguments, "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert len((output / "energies.csv").read_text().splitlines()) == 5
+
+
+def test_resuming_with_another_model_or_charge(capsys, tmp_path, model, model_path):
+    common = ["simulate", EXAMPLE, "--platform", "CPU", "--output", tmp_path / "out", *SHORT]
+    assert cli.main([str(a) for a in [*common, "--model", model]]) == 0
+    capsys.readouterr()
+    line = refused(capsys, *common, "--resume", "--model", model_path(MODEL))
+    assert "expected the settings of the run, but model_hash was " in line
+    line = refused(capsys, *common, "--resume", "--model", model_path("aceff-1.1"), "--charge", "2")
+    assert "total_charge was [0.0], now [2.0]; resume with what it was" in line
+
+
+def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
+    """Each option under its own name, in its own unit."""
+    from openmm import unit
+
+    from openmm_tensornet import simulation
+
+    seen = {}
+    monkeypatch.setattr(simulation, "create_system", lambda *_, **options: seen.update(options))
+    monkeypatch.setattr(simulation, "simulate", lambda *_, **options: seen.update(options))
+    arguments = ["simulate", "--model", "m", str(EXAMPLE)]
+    assert cli.main(arguments) == 0
+    assert seen.pop("positions").shape == (22, 3)
+    assert seen == {
+        "total_charge": 0,
+        "hydrogen_mass": None,
+        "precision": "single",
+        "output": "alanine_dipeptide-md",
+        "time": 10,
+        "timestep": 0.5,
+        "temperature": 300,
+        "equilibration_time": 1,
+        "report_interval": 200,
+        "platform": None,
+        "seed": None,
+        "resume": False,
+        "overwrite": False,
+        "quiet": False,
+    }
+    arguments += "--time 1ns --timestep 1 --temperature 310K --equilibration-time 500fs".split()
+    arguments += "--hydrogen-mass 3 --charge -2 --platform CUDA --precision double --seed 7".split()
+    arguments += "--report-interval 50 --output o --resume --quiet".split()
+    assert cli.main(arguments) == 0
+    del seen["positions"]
+    assert seen == {
+        "total_charge": -2,
+        "hydrogen_mass": 3 * unit.dalton,
+        "precision": "double",
+        "output": "o",
+        "time": 1 * unit.nanosecond,
+        "timestep": 1 * unit.femtosecond,
+        "temperature": 310 * unit.kelvin,
+        "equilibration_time": 500 * unit.femtosecond,
+        "report_interval": 50,
+        "platform": "CUDA",
+        "seed": 7,
+        "resume": True,
+        "overwrite": False,
+        "quiet": True,
+    }
+
+
+@pytest.mark.parametrize(("options", "threads"), [([], 1), (["--threads", "3"], 3)])
+def test_threads(options, threads):
+    """In another process, because they belong to the whole process, and without a run."""
+    code = (
+        "import sys, torch, openmm\n"
+        "from openmm_tensornet import cli, simulation, system\n"
+        "system.create_system = simulation.simulate = lambda *_, **__: None\n"
+        "assert cli.main(sys.argv[1:]) == 0\n"
+        "cpu = openmm.Platform.getPlatformByName('CPU')\n"
+        "print(torch.get_num_threads(), cpu.getPropertyDefaultValue('Threads'))\n"
+    )
+    arguments = ["simulate", "--model", "m", EXAMPLE, *options]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.stdout == f"{threads} {threads}\n", done.stderr
+
+
+def test_threads_of_larger_systems(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("the default was changed"))
+    cli._set_threads(None, 101)
+
+
+@pytest.mark.filterwarnings("default")  # as outside of the test suite
+def test_warnings_are_lines(capsys, monkeypatch):
+    import warnings
+
+    from openmm_tensornet import simulation
+
+    monkeypatch.setattr(simulation, "create_system", lambda *_, **__: warnings.warn("no bond", stacklevel=2))
+    monkeypatch.setattr(simulation, "simulate", lambda *_, **__: None)
+    assert cli.main(["simulate", "--model", "m", str(EXAMPLE)]) == 0
+    assert capsys.readouterr() == ("", "warning: no bond\n")
+
+
+# ---------------------------------------------------------------------------------------------------- info
+
+
+def test_info_of_a_checkpoint(capsys, model_path):
+    path = model_path("variants/so3-gauss-2layers-meanstd")
+    assert cli.main(["info", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "checkpoint"
+    assert found["bytes"] == path.stat().st_size
+    assert found["sha256"] == found["source_hash"]
+    assert found["units"]["length"] == "angstrom" and found["units"]["energy"] == "eV"
+    assert (found["config"]["group"], found["config"]["rbf_type"], found["config"]["num_layers"]) == (
+        "SO(3)",
+        "gauss",
+        2,
+    )
+    assert found["parameters"] > 1000
+    assert cli.main(["info", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "kind: checkpoint" in lines and "  group: SO(3)" in lines and "  energy: eV" in lines
+    assert "elements: unknown" in lines and "priors: none" in lines
+
+
+def test_info_of_an_exported_file(capsys, model):
+    assert cli.main(["info", str(model), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["precision"], found["periodic"]) == ("exported", "single", False)
+    assert len(found["atomic_numbers"]) == 22 and found["total_charge"] == [0.0]
+    assert found["model"]["config"]["num_layers"] == 1
+    assert found["units"] == {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"}
+    assert cli.main(["info", str(model)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "kind: exported" in lines and "atomic_numbers: 1, 6, 1, 1, 6, 8, 7" in "\n".join(lines)
+
+
+def test_info_of_another_precision_and_its_priors(capsys, model_path):
+    assert cli.main(["info", str(model_path("variants/zbl-float64")), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "float64"
+    assert "ZBL" in found["priors"]
+
+
+def test_info_of_something_else(capsys, model_path, tmp_path):
+    text = tmp_path / "text.ckpt"
+    text.write_text("no checkpoint")
+    assert str(text) in refused(capsys, "info", text)
+    assert "tensornet2" in refused(capsys, "info", model_path("aceff-2.0"))
+
+
+# ------------------------------------------------------------------------------------------------ the example
+
+
+def test_example(model, tmp_path):
+    """As it stands in the repository, but for its length."""
+    import mdtraj
+
+    source = (ROOT / "examples" / "alanine_dipeptide.py").read_text()
+    assert source.count("simulation.step(2000)") == 1
+    script = tmp_path / "alanine_dipeptide.py"
+    script.write_text(source.replace("simulation.step(2000)", "simulation.step(200)"))
+    shutil.copy(EXAMPLE, tmp_path)
+    options = dict(cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run([sys.executable, script, model], **options)
+    assert done.returncode == 0, done.stderr
+    assert [row[0] for row in csv.reader(done.stdout.splitlines()[1:])] == ["100", "200"]
+    trajectory = mdtraj.load(str(tmp_path / "alanine_dipeptide.dcd"), top=str(EXAMPLE))
+    assert trajectory.n_frames == 2
+    without = subprocess.run([sys.executable, script], **options)
+    assert without.returncode == 1 and "alanine_dipeptide.py MODEL" in without.stderr

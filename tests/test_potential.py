@@ -1,0 +1,303 @@
+"""The static potential against the reference model and the oracle: energies of each molecule, and forces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import CASES, KJ_PER_EV, SMALL, VARIANTS, Case
+
+import openmm_tensornet.potential as potential_module
+from openmm_tensornet.checkpoint import load_model
+from openmm_tensornet.graphsafety import check_graph_safety
+from openmm_tensornet.neighbors import AllPairs, SelectedPairs, check_box, find_pairs, minimum_image
+from openmm_tensornet.potential import MINIMUM_DISTANCE, Atoms, StaticPotential, copy_double
+from openmm_tensornet.testing import (
+    TABULATION,
+    deviation,
+    geometries,
+    packing,
+    reference_energy_and_forces,
+)
+
+ZBL_TOLERANCE = 1e-5  # the oracle rounds ZBL's screening length to float32
+
+
+def make(case: Case, **options) -> StaticPotential:
+    model = load_model(case.checkpoint)
+    x, box = case.tensors()
+    expected = reference_energy_and_forces(copy_double(model), case.atoms, x, box)
+    return StaticPotential(model, case.atoms, periodic=box is not None, check=[(x, box, expected)], **options)
+
+
+def evaluate(static: StaticPotential, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Energies in eV, forces in eV/Å."""
+    x, box = case.tensors()
+    energies, forces = static(x) if box is None else static(x, box)
+    return energies.numpy() / KJ_PER_EV, forces.numpy() / KJ_PER_EV / 10
+
+
+@pytest.fixture(params=["dense", "list"])
+def way(request, monkeypatch):
+    """Both ways of summing over pairs, with chunks that do not divide the number of pairs."""
+    if request.param == "list":
+        monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
+        monkeypatch.setattr(potential_module, "CHUNK", 100)
+    return request.param
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "alanine-dipeptide", "acetate"])
+def test_untabulated_double_is_the_reference(name, way):
+    case = SMALL[name]
+    static = make(case, precision="double", tabulate=False)
+    assert (static.capacity is None) == (way == "dense")
+    energies, forces = evaluate(static, case)
+    loose = ZBL_TOLERANCE if "zbl" in name else 0.0
+    assert np.abs(energies - case.energies).max() / len(forces) < max(1e-9, loose)
+    assert np.abs(forces - case.forces).max() < max(1e-8, loose)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "alanine-dipeptide", "methylammonium"])
+def test_tables_stay_within_their_bound(name, way):
+    case = SMALL[name]
+    static = make(case, precision="double")
+    energies, forces = evaluate(static, case)
+    bound = TABULATION["double"]
+    assert static.tabulation["relative_force"] <= bound.force
+    assert static.tabulation["energy_eV_per_atom"] <= bound.energy
+    loose = ZBL_TOLERANCE if "zbl" in name else 0.0
+    assert np.abs(energies - case.energies).max() / len(forces) < max(1.1 * bound.energy, loose)
+    assert np.linalg.norm(forces - case.forces) / np.linalg.norm(case.forces) < max(1.1 * bound.force, loose)
+
+
+def test_float32_and_float64_positions():
+    case = VARIANTS["atomref-old-layout-old-head"]
+    for precision in ("single", "double"):
+        static = make(case, precision=precision)
+        x, _ = case.tensors()
+        energies, forces = static(x)
+        assert energies.dtype == forces.dtype == torch.float64
+        assert forces.is_contiguous()
+        energies32, forces32 = static(x.float())
+        assert torch.allclose(energies, energies32, rtol=1e-5, atol=1e-3)
+        assert (forces - forces32).norm() < 1e-4 * forces.norm()
+
+
+def test_empty_last_molecule():
+    case = VARIANTS["so3-gauss-2layers-meanstd"]  # its mean belongs to every molecule, empty ones too
+    atoms = Atoms.make(case.atoms.numbers, case.atoms.molecules, [0, 0, 0, 0])
+    model = load_model(case.checkpoint)
+    x, _ = case.tensors()
+    static = StaticPotential(model, atoms, precision="double", tabulate=False)
+    energies, forces = static(x)
+    expected = reference_energy_and_forces(copy_double(model), atoms, x)
+    assert energies.shape == (4,)
+    assert float(energies[3]) == pytest.approx(float(model.mean) * KJ_PER_EV)
+    assert torch.allclose(energies, expected[0], rtol=0, atol=1e-8)
+    assert torch.allclose(forces, expected[1], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (1, 3, 1), (5, 5), (7, 2, 1)])
+def test_small_and_uneven_molecules(sizes, way, model_path):
+    model = load_model(model_path("variants/charged-3layers-mean"))
+    generator = torch.Generator().manual_seed(sum(sizes))
+    numbers = torch.randint(1, 10, (sum(sizes),), generator=generator).tolist()
+    molecules = [k for k, n in enumerate(sizes) for _ in range(n)]
+    order = torch.randperm(len(molecules), generator=generator)  # molecules need not be contiguous
+    atoms = Atoms.make(numbers, [molecules[k] for k in order], [float(k % 3 - 1) for k in range(len(sizes))])
+    x = packing(atoms, seed=1)
+    expected = reference_energy_and_forces(copy_double(model), atoms, x)
+    static = StaticPotential(model, atoms, precision="double", tabulate=False)
+    assert deviation(*static(x), expected).energy < 1e-10
+    assert (static(x)[1] - expected[1]).abs().max() < 1e-6
+
+
+def test_several_molecules_do_not_see_each_other(model_path):
+    """Copies on top of each other have N times one energy, and the same forces."""
+    case = CASES["toluene"]
+    n = len(case.atoms.numbers)
+    model = load_model(case.checkpoint)
+    x, _ = case.tensors()
+    one = StaticPotential(model, case.atoms, precision="double")
+    atoms = Atoms.make(case.atoms.numbers * 3, [k for k in range(3) for _ in range(n)], [0, 0, 0])
+    three = StaticPotential(model, atoms, precision="double")
+    energies, forces = three(x.repeat(3, 1))
+    energy, force = one(x)
+    assert torch.allclose(energies, energy.expand(3), rtol=0, atol=1e-7)
+    assert torch.allclose(forces, force.repeat(3, 1), rtol=0, atol=1e-6)
+
+
+def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
+    monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
+    case = VARIANTS["zero-layers"]
+    x, _ = case.tensors()
+    model = load_model(case.checkpoint)
+    x_model = x / 0.1
+    count = find_pairs(x_model, torch.tensor(case.atoms.molecules), model.cutoff).edge_index.shape[1] // 2
+    exact = StaticPotential(model, case.atoms, precision="double", tabulate=False, max_pairs=count)
+    energies, forces = exact(x)
+    assert exact.capacity == count
+    assert np.allclose(energies.numpy() / KJ_PER_EV, case.energies, rtol=0, atol=1e-9)
+    short = StaticPotential(model, case.atoms, precision="double", tabulate=False, max_pairs=count - 1)
+    energies, forces = short(x)
+    assert energies.isnan().all()
+    assert forces.isnan().all()
+
+
+@pytest.mark.parametrize("tabulate", [True, False])
+def test_too_close_is_nan_everywhere(tabulate, way):
+    case = VARIANTS["zero-layers"]
+    static = StaticPotential(load_model(case.checkpoint), case.atoms, precision="double", tabulate=tabulate)
+    x, _ = case.tensors()
+    y = x.clone()
+    direction = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    assert case.atoms.molecules[0] == case.atoms.molecules[1]
+    for distance, trusted in ((0.0, False), (0.9 * MINIMUM_DISTANCE, False), (1.1 * MINIMUM_DISTANCE, True)):
+        y[1] = y[0] + distance * direction
+        energies, forces = static(y)
+        assert bool(torch.isfinite(energies.sum())) is trusted
+        assert bool(torch.isfinite(forces).all()) is trusted
+        if not trusted:
+            assert forces.isnan().all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_positions_are_nan_not_a_crash(value, way):
+    case = VARIANTS["zero-layers"]
+    static = StaticPotential(load_model(case.checkpoint), case.atoms)
+    x, _ = case.tensors()
+    x[3, 1] = value
+    energies, forces = static(x)
+    assert energies.isnan().any()
+    assert forces.isnan().all()
+
+
+def test_box_below_twice_the_cutoff_is_nan():
+    model = load_model(VARIANTS["zero-layers"].checkpoint)
+    case = CASES["water-64-rectangular"]
+    static = StaticPotential(model, case.atoms, periodic=True)
+    x, box = case.tensors()
+    assert box is not None
+    assert torch.isfinite(static(x, box)[0]).all()
+    for k in range(3):
+        small = box.clone()
+        small[k, k] = 2 * static.cutoff - 1e-6
+        energies, forces = static(x, small)
+        assert energies.isnan().all()
+        assert forces.isnan().all()
+
+
+def test_d2_with_a_box_is_refused():
+    from openmm_tensornet.model import TensorNet, TensorNetConfig
+    from openmm_tensornet.priors import D2
+
+    config = TensorNetConfig(embedding_dimension=4, num_layers=0, num_rbf=4, max_z=10)
+    model = TensorNet(config, [D2(6.0, list(range(10)), 1e-10, 1.602176634e-19)])
+    with pytest.raises(ValueError, match="D2.*ignores the box"):
+        StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
+
+
+def test_kernels_of_alanine_dipeptide():
+    """The figure that decides the speed on a GPU; it may fall, not grow."""
+    case = CASES["alanine-dipeptide"]
+    static = make(case)
+    x, _ = case.tensors()
+    assert check_graph_safety(static.program, x.float()).kernels <= 150
+
+
+def test_torch_compile_takes_it_whole():
+    case = VARIANTS["atomref-old-layout-old-head"]
+    static = make(case, precision="double")
+    x, _ = case.tensors()
+    torch._dynamo.reset()
+    compiled = torch.compile(static, fullgraph=True, dynamic=False)
+    for got, expected in zip(compiled(x), static(x), strict=True):
+        assert torch.allclose(got, expected, rtol=0, atol=1e-7)
+
+
+class TestAtoms:
+    @pytest.mark.parametrize(
+        ("arguments", "error", "text"),
+        [
+            (([],), ValueError, "at least one atom"),
+            (([0, 1],), ValueError, "at least 1, received 0 for atom 0"),
+            (([1.5],), TypeError, "expected integers, received 1.5"),
+            (("HCN",), TypeError, "sequence of integers"),
+            (([1, 1], [0]), ValueError, "each of 2 atoms, received 1"),
+            (([1, 1], [0, -1]), ValueError, "at least 0, received -1"),
+            (([1, 1], [0, 1], 1), ValueError, "one charge for each of 2 molecules, received the single number 1"),
+            (([1, 1], [0, 1], [1]), ValueError, "each of 2 molecules, received 1"),
+            (([1, 1], None, 0.5), ValueError, "whole numbers of elementary charges, received 0.5"),
+            (([1, 1], [0, 3], [0, 0]), ValueError, "below the number of molecules, 2, received 3"),
+        ],
+    )  # fmt: skip
+    def test_refusals(self, arguments, error, text):
+        if arguments[1:] == ([0, 3], [0, 0]):
+            with pytest.raises(error, match=text):
+                Atoms.make(*arguments, num_molecules=2)
+            return
+        with pytest.raises(error, match=text):
+            Atoms.make(*arguments)
+
+    def test_complete(self):
+        atoms = Atoms.make(np.array([8, 1, 1]), None, -1)
+        assert atoms == Atoms((8, 1, 1), (0, 0, 0), (-1.0,))
+
+
+class TestNeighbors:
+    @pytest.mark.parametrize("triclinic", [False, True])
+    def test_selected_pairs_are_the_reference_pairs(self, triclinic):
+        box = torch.diag(torch.tensor([1.1, 1.3, 1.2], dtype=torch.float64))
+        if triclinic:
+            box[1, 0], box[2, 0], box[2, 1] = 0.4, -0.5, 0.6
+        x = torch.rand(60, 3, dtype=torch.float64) @ box
+        turns = torch.randint(-3, 4, (60, 3)).double()
+        molecules = torch.randint(0, 2, (60,))
+        pairs = find_pairs(x, molecules, 0.5, box)
+        expected = {tuple(p) for p in pairs.edge_index.T.tolist() if p[0] < p[1]}
+        chosen = SelectedPairs(molecules, True, 0.5, len(expected) + 5)
+        index, vector, overflow = chosen(x + turns @ box, box)
+        assert not overflow
+        distance = vector.norm(dim=1)
+        found = {tuple(p) for p, d in zip(index.T.tolist(), distance.tolist(), strict=True) if d < 0.5}
+        assert found == expected
+        assert (distance[len(expected) :] == 1.0).all()
+        assert SelectedPairs(molecules, True, 0.5, len(expected) - 1)(x, box)[2]
+
+    def test_all_pairs(self):
+        index, vector, overflow = AllPairs(torch.tensor([0, 1, 0, 1, 0]), False)(torch.rand(5, 3), None)
+        assert index.T.tolist() == [[0, 2], [0, 4], [2, 4], [1, 3]]
+        assert overflow is None
+
+    def test_minimum_image_is_the_shortest(self):
+        box = torch.tensor([[1.0, 0, 0], [0.5, 1.1, 0], [-0.5, 0.55, 1.2]], dtype=torch.float64)
+        vector = torch.randn(500, 3, dtype=torch.float64) * 3
+        images = torch.cartesian_prod(*[torch.arange(-4, 5.0, dtype=torch.float64)] * 3) @ box
+        wrapped = minimum_image(vector, box)
+        shortest = (wrapped[:, None] + images).norm(dim=-1).amin(1)
+        near = shortest < 0.5
+        assert near.sum() > 50
+        assert torch.allclose(wrapped.norm(dim=1)[near], shortest[near])
+
+    @pytest.mark.parametrize(
+        ("box", "text"),
+        [
+            ([[0.9, 0, 0], [0, 2, 0], [0, 0, 2]], "at least twice the cutoff, 1, received 0.9"),
+            ([[2, 0, 0], [1.2, 2, 0], [0, 0, 2]], "reduced form"),
+            ([[2, 0.1, 0], [0, 2, 0], [0, 0, 2]], "reduced form"),
+            ([[2, 0, 0], [0, 2, 0], [0, 0, float("nan")]], "finite"),
+            ([[2, 0, 0], [0, 2, 0]], r"shape \(3, 3\), received shape \(2, 3\)"),
+        ],
+    )
+    def test_boxes_that_are_refused(self, box, text):
+        with pytest.raises(ValueError, match=text):
+            check_box(torch.tensor(box, dtype=torch.float64), 0.5)
+
+
+def test_named_geometries_keep_their_distance():
+    case = CASES["alanine-dipeptide"]
+    found = geometries(case.atoms, 5.0)
+    assert len(found) == 2
+    for x, box in found.values():
+        assert box is None
+        assert torch.pdist(x).min() >= 0.095
