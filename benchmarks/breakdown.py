@@ -25,8 +25,8 @@ def profile(force: Any, context: Any, count: int) -> dict:
     Returns
     -------
     dict
-        `module_s`: seconds an evaluation of the module, median. `operators`: list of name, calls an evaluation, and share of the time
-        spent in the operator itself, largest first.
+        `module_s`: seconds an evaluation of the module, median. `operators`: list of name, calls an
+        evaluation, and share of the time spent in the operator itself, largest first.
     """
     import openmmtorch
     import torch

@@ -17,7 +17,8 @@ import numpy as np
 from .systems import ROOT, Case, Structure, load
 
 KJ_PER_EV = 96.48533212331
-# How far two backends in single precision may be apart: eV an atom, and the forces' deviation over their norm.
+# How far two backends in single precision may be apart: eV an atom, and the forces' deviation over
+# their norm.
 ENERGY_TOLERANCE = 2e-6
 FORCE_TOLERANCE = 3e-5
 SHAKE = 0.002  # nm
@@ -168,8 +169,8 @@ def compare(name: str, found: list[dict], expected: list[dict]) -> dict[str, flo
         energy, force = (float(np.maximum(a, b)) for a, b in zip((energy, force), deviations, strict=True))
     if not (energy <= ENERGY_TOLERANCE and force <= FORCE_TOLERANCE):
         raise WrongResult(
-            f"{name}: not timed, because the results differ: energy by {energy:.2e} eV an atom (at most {ENERGY_TOLERANCE:.0e}), forces "
-            f"by {force:.2e} of their norm (at most {FORCE_TOLERANCE:.0e})"
+            f"{name}: not timed, because the results differ: energy by {energy:.2e} eV an atom "
+            f"(at most {ENERGY_TOLERANCE:.0e}), forces by {force:.2e} of their norm (at most {FORCE_TOLERANCE:.0e})"
         )
     return {"energy_eV_per_atom": energy, "relative_force": force}
 

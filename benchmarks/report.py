@@ -91,15 +91,14 @@ def _caption(results: dict) -> str:
     for case in results["cases"]:
         for name, found in case["backends"].items():
             versions.setdefault(name, found["versions"])
-    installed = "; ".join(
-        f"{name}: " + ", ".join(f"{k} {v}" for k, v in of.items()) for name, of in versions.items()
-    )
+    installed = "; ".join(f"{name}: " + ", ".join(f"{k} {v}" for k, v in of.items()) for name, of in versions.items())
     threads = f"{settings['threads']} thread" + ("s" if settings["threads"] > 1 else "")
     return (
-        f"{results['model']['file']}, {settings['precision']} precision, OpenMM platform {settings['platform']}, {threads}, "
-        f"{settings['integrator']}, {settings['timestep_fs']} fs; medians of {settings['rounds']} alternating rounds. "
-        f"{machine['cpu']} ({machine['cores']} cores, load {machine['load_average_at_start']:.1f} at the start), "
-        f"{results['date'][:10]}, commit {results['commit']}. {installed}."
+        f"{results['model']['file']}, {settings['precision']} precision, OpenMM platform "
+        f"{settings['platform']}, {threads}, {settings['integrator']}, {settings['timestep_fs']} fs; "
+        f"medians of {settings['rounds']} alternating rounds. {machine['cpu']} ({machine['cores']} cores, "
+        f"load {machine['load_average_at_start']:.1f} at the start), {results['date'][:10]}, "
+        f"commit {results['commit']}. {installed}."
     )
 
 
@@ -112,8 +111,8 @@ def _breakdown(breakdown: dict) -> list[str]:
         total = {key: sum(o[key] for o in rest) for key in ("calls", "share")}
         shown = [*shown, {"name": f"{len(rest)} others", **total}]
     return [
-        f"Where a step of {breakdown['case']} goes: {_digits(step)} ms = module {_digits(module)} ms + OpenMM and its "
-        f"plugin {_digits(overhead)} ms. Operators of the module:",
+        f"Where a step of {breakdown['case']} goes: {_digits(step)} ms, of which the module {_digits(module)} ms, "
+        f"OpenMM and its plugin {_digits(overhead)} ms. Operators of the module:",
         "",
         _line(["operator", "calls", "share", "ms"]),
         _line(["---", "---:", "---:", "---:"]),

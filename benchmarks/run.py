@@ -1,4 +1,4 @@
-"""Time this package and its peers: `python -m benchmarks.run [--peers] [--cases …] [--quick] [--breakdown]`."""
+"""Time this package and its peers; `python -m benchmarks.run --help`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from . import report
@@ -28,25 +29,15 @@ BREAKDOWN_EVALUATIONS = 200
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Time this package and its peers.")
     parser.add_argument("--model", type=Path, default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint")
-    parser.add_argument(
-        "--peers", action="store_true", help="compare with and time the peers (make bench-peers)"
-    )
-    parser.add_argument(
-        "--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms"
-    )
-    parser.add_argument(
-        "--breakdown", action="store_true", help=f"show where the time goes for {BREAKDOWN_CASE}"
-    )
+    parser.add_argument("--peers", action="store_true", help="time the peers too, once they agree")
+    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms")
+    parser.add_argument("--breakdown", action="store_true", help=f"show where the time goes for {BREAKDOWN_CASE}")
     parser.add_argument("--threads", type=int, default=1, help="of OpenMM and of PyTorch (default: 1)")
     parser.add_argument("--precision", choices=("single", "double"), default="single")
-    parser.add_argument(
-        "--name", help="of the files in the output folder (default: quick or full, and -peers)"
-    )
+    parser.add_argument("--name", help="of the result files (default: quick or full, and -peers)")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder")
     parsed = parser.parse_args(arguments)
     if not parsed.model.is_file():
@@ -65,13 +56,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write JSON and Markdown after every case, and print the table."""
     options = parse_arguments(arguments)
-    lengths = {"rounds": 3, "block_seconds": 0.5} if options.quick else {}
-    settings = Settings(
-        str(options.model.resolve()), precision=options.precision, threads=options.threads, **lengths
-    )
-    names = options.cases or [
-        n for n, case in CASES.items() if case.atoms <= QUICK_ATOMS or not options.quick
-    ]
+    settings = Settings(str(options.model.resolve()), precision=options.precision, threads=options.threads)
+    if options.quick:
+        settings = replace(settings, rounds=3, block_seconds=0.5)
+    largest = QUICK_ATOMS if options.quick else max(case.atoms for case in CASES.values())
+    names = options.cases or [n for n, case in CASES.items() if case.atoms <= largest]
     name = options.name or ("quick" if options.quick else "full") + ("-peers" if options.peers else "")
     results = describe(settings, options.model)
     try:
@@ -93,8 +82,7 @@ def run_case(case: Case, settings: Settings, peers: bool) -> dict:
     pythons = {"ours": Path(sys.executable), **(PEERS if peers else {})}
     with ExitStack() as stack:
         workers: dict[str, Evaluator] = {
-            name: stack.enter_context(Worker(python, name, settings.threads))
-            for name, python in pythons.items()
+            name: stack.enter_context(Worker(python, name, settings.threads)) for name, python in pythons.items()
         }
         reference = None if peers else stack.enter_context(Worker(sys.executable, "ours", settings.threads))
         return measure(case, settings, workers, reference, log)
@@ -116,13 +104,12 @@ def run_breakdown(case: Case, settings: Settings) -> dict:
         for _ in range(settings.rounds):
             steps.append(worker.call("time_steps", count=BREAKDOWN_EVALUATIONS))
             found.append(worker.call("breakdown", count=BREAKDOWN_EVALUATIONS))
-    step = statistics.median(steps)
-    module = statistics.median(b["module_s"] for b in found)
+    modules = [each["module_s"] for each in found]
     return {
         "case": case.name,
-        "step_s": step,
-        "module_s": module,
-        "overhead_s": step - module,
+        "step_s": statistics.median(steps),
+        "module_s": statistics.median(modules),
+        "overhead_s": statistics.median(a - b for a, b in zip(steps, modules, strict=True)),
         "operators": found[-1]["operators"],
     }
 
@@ -164,9 +151,7 @@ def commit() -> str | None:
     """The commit that was run, with "+" where tracked files were changed; None outside a repository."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no")

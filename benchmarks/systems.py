@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a file holds: element symbols (N), positions (N, 3) in nm, box vectors (3, 3) in rows in nm or None."""
+    """What a file holds: element symbols, positions (N, 3) in nm, box vectors (rows of (3, 3), nm) or None."""
 
     symbols: list[str]
     positions: np.ndarray

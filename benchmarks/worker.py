@@ -2,11 +2,12 @@
 
     python -m benchmarks.worker --backend ours
 
-One process for each system and backend, the same code for all of them, so that all are measured in the same way. It
-imports only what its environment has: NumPy, OpenMM, PyTorch and the backend.
+One process for each system and backend, the same code for all of them, so that all are measured in the same
+way. It imports only what its environment has: NumPy, OpenMM, PyTorch and the backend.
 
-A command is ``{"do": name, …}`` with the name and arguments of a public method of :class:`Session`; an answer is
-``{"result": …}`` or ``{"error": …}``. Positions are in nm, energies in kJ/mol, forces in kJ/mol/nm, times in seconds.
+A command is ``{"do": name, …}`` with the name and arguments of a public method of :class:`Session`; an answer
+is ``{"result": …}`` or ``{"error": …}``. Positions are in nm, energies in kJ/mol, forces in kJ/mol/nm, times in
+seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import resource
 import statistics
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -31,16 +33,14 @@ import numpy as np
 from .systems import CASES, Structure, load
 
 KJ_PER_EV = 96.48533212331
-# Evaluations before the clock starts. TorchScript settles within the first ones, torch.compile works in the second.
+# Evaluations that count as warm-up. TorchScript settles within the first ones, torch.compile in the second.
 WARMUP_EVALUATIONS = 5
 TEMPERATURE = 300  # K
 SEED = 7
 MOVE = 1e-4  # nm
 
 
-def system_ours(
-    topology: Any, structure: Structure, model: str, charge: int, precision: str
-) -> tuple[Any, dict]:
+def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> tuple[Any, dict]:
     """A System with a TensorNetForce, and the force's metadata."""
     import openmm
 
@@ -51,23 +51,17 @@ def system_ours(
         system.addParticle(atom.element.mass)
     if structure.box is not None:
         system.setDefaultPeriodicBoxVectors(*structure.box)
-    force = TensorNetForce(
-        model, topology, total_charge=charge, positions=structure.positions, precision=precision
-    )
+    force = TensorNetForce(model, topology, total_charge=charge, positions=structure.positions, precision=precision)
     system.addForce(force)
     return system, force.metadata
 
 
-def system_openmm_ml(
-    topology: Any, structure: Structure, model: str, charge: int, precision: str
-) -> tuple[Any, dict]:
+def system_openmm_ml(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> tuple[Any, dict]:
     """The System that openmm-ml makes, given the right factor from eV (its own default is 96.4916)."""
     from openmmml import MLPotential
 
     if precision != "single":
-        raise ValueError(
-            f"precision: expected 'single', which is what openmm-ml computes in, received {precision!r}"
-        )
+        raise ValueError(f"precision: expected 'single', which is what openmm-ml computes in, received {precision!r}")
     potential = MLPotential("torchmdnet", modelPath=model, energyScale=KJ_PER_EV)
     return potential.createSystem(topology, removeCMMotion=False, charge=charge), {}
 
@@ -76,18 +70,14 @@ def system_openmm_ml(
 class Backend:
     """How to make a System, what to import before the clock starts, and whose versions to report."""
 
-    make_system: Any
+    make_system: Callable[..., tuple[Any, dict]]
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
 
 
 BACKENDS = {
-    "ours": Backend(
-        system_ours, ("openmm_tensornet.force",), ("openmm-tensornet", "acellera-openmmtorch-cpu")
-    ),
-    "openmm-ml": Backend(
-        system_openmm_ml, ("openmmml", "torchmdnet.models.model"), ("openmmml", "torchmd-net")
-    ),
+    "ours": Backend(system_ours, ("openmm_tensornet.force",), ("openmm-tensornet", "acellera-openmmtorch-cpu")),
+    "openmm-ml": Backend(system_openmm_ml, ("openmmml", "torchmdnet.models.model"), ("openmmml", "torchmd-net")),
 }
 
 
@@ -103,8 +93,9 @@ class Session:
         Returns
         -------
         dict
-            `first_energy_s`: from making the force to the first energy. `ready_s`: to the end of the warm-up. `kernels`: or None.
-            `versions`: of Python and packages. `imported_MB`: memory before the force is made.
+            `first_energy_s`: from making the force to the first energy. `ready_s`: to the end of the
+            warm-up. `kernels`: or None. `imported_MB`: memory before the force is made. `versions`: of
+            Python and packages.
         """
         import openmm
         import torch
@@ -159,7 +150,7 @@ class Session:
         }
 
     def reference(self, case: str, model: str, positions: list) -> list[dict]:
-        """The same at several positions from this package's eager model in float64, without OpenMM; needs no start."""
+        """The same at several positions from our eager model in float64, without OpenMM; needs no start."""
         import torch
 
         from openmm_tensornet import load_model
@@ -175,7 +166,7 @@ class Session:
         return [{"energy": float(energy.sum()), "forces": forces.tolist()} for energy, forces in found]
 
     def time_steps(self, count: int) -> float:
-        """Seconds a step of molecular dynamics, mean of `count` steps; always from the same positions and velocities."""
+        """Seconds a step of molecular dynamics, mean of `count` steps from the same start every time."""
         self._context.setPositions(self._positions)
         self._context.setVelocitiesToTemperature(TEMPERATURE, SEED)
         self._integrator.step(1)  # brings code and weights back into the caches
@@ -238,7 +229,7 @@ def versions(distributions: tuple[str, ...]) -> dict[str, str]:
 def memory(field: str) -> float:
     """Resident memory of this process, MB; `field` is VmHWM (largest) or VmRSS (present).
 
-    ru_maxrss stands in where /proc is missing. It is not the first choice: a process inherits it from its parent.
+    ru_maxrss stands in where /proc is missing; it is second choice because a process inherits its parent's.
     """
     status = Path("/proc/self/status")
     if not status.exists():

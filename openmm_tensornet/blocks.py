@@ -92,11 +92,11 @@ class DenseBlocks(nn.Module):
         own = torch.arange(blocks * n)[occupied.flatten()]
         own = own * n + own % n
         row = torch.full((blocks * n * n,), count + 1)
-        row[own] = count
         row[forth] = row[back] = torch.arange(count)
         sign = torch.zeros(blocks * n * n, 8, dtype=species.dtype)
         sign[forth] = 1.0
         sign[back, :3], sign[back, 3:] = -1.0, 1.0
+        row[own], sign[own] = count, 0.0  # last: without any pair, a far one stands at the diagonal
         # Where there is no pair, the sign is zero and any direction will do.
         direction = torch.where(row < count, row, 0)
         for name, value in (

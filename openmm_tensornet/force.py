@@ -72,7 +72,7 @@ class TensorNetForce(openmmtorch.TorchForce):
     ----------
     model : path or TensorNet
         A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, or a loaded model.
-        An exported file keeps its precision, molecules and charges.
+        An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
         Gives the elements and the box.
     atomic_numbers : sequence of int, optional
@@ -145,7 +145,7 @@ class TensorNetForce(openmmtorch.TorchForce):
         exported = _open(model)
         if isinstance(exported, Exported):
             given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
-            _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic)
+            _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic, precision)
             specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
             cutoff = exported.metadata["cutoff_nm"]
         else:
@@ -325,6 +325,7 @@ def _check_exported(
     total_charge: Any,
     particles: list[int] | None,
     periodic: bool,
+    precision: str,
 ) -> None:
     """Refuse an exported file that was made for something else."""
     made = metadata["atomic_numbers"]
@@ -347,6 +348,11 @@ def _check_exported(
         )
     if given is not None and list(given.molecules) != metadata["molecules"]:
         raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
+    if precision != "single" and precision != metadata["precision"]:  # "single" is also what one gets by saying nothing
+        raise ValueError(
+            f"precision: expected {metadata['precision']!r} as the file was exported with, received {precision!r}; "
+            "export it again"
+        )
     charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
     if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:
         raise ValueError(

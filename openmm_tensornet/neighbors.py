@@ -96,13 +96,21 @@ def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor 
         return Pairs(index, positions.new_zeros(index.shape[1], 3))
     box = box.to(positions)
     check_box(box, cutoff)
-    wrap = -torch.floor(x @ torch.linalg.inv(box)) @ box
-    x = x + wrap
+    inverse = torch.linalg.inv(box)
+    fraction = x @ inverse
+    wrap = -torch.floor(fraction) @ box
+    x, fraction = x + wrap, fraction - torch.floor(fraction)
+    reach = cutoff * torch.linalg.vector_norm(inverse, dim=0)  # as fractions of the box
     index, shift = [], []
     for image in torch.cartesian_prod(*[torch.arange(-1, 2)] * 3):
+        # Only atoms near opposite faces can meet through an image.
+        i = torch.nonzero(((image != 1) | (fraction < reach)).all(1) & ((image != -1) | (fraction > 1 - reach)).all(1))
+        j = torch.nonzero(((image != -1) | (fraction < reach)).all(1) & ((image != 1) | (fraction > 1 - reach)).all(1))
+        i, j = i.squeeze(1), j.squeeze(1)
         lattice = image.to(positions) @ box
-        distance = torch.linalg.vector_norm(x[:, None] - x[None, :] + lattice, dim=-1)
-        found = torch.nonzero(same & (distance < cutoff)).T
+        distance = torch.linalg.vector_norm(x[i][:, None] - x[j][None, :] + lattice, dim=-1)
+        found = torch.nonzero(same[i][:, j] & (distance < cutoff)).T
+        found = torch.stack((i[found[0]], j[found[1]]))
         index.append(found)
         shift.append(lattice + wrap[found[0]] - wrap[found[1]])
     return Pairs(torch.cat(index, dim=1), torch.cat(shift))
@@ -136,13 +144,19 @@ class AllPairs(nn.Module):
     that cannot happen). Shapes do not depend on values and nothing is copied to the host.
     """
 
-    def __init__(self, molecules: Tensor, periodic: bool):
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float):
         super().__init__()
         self.periodic = periodic
-        self.register_buffer("index", all_pairs(molecules))
+        index = all_pairs(molecules)
+        self.empty = index.shape[1] == 0
+        self.register_buffer("index", torch.zeros(2, 1, dtype=torch.long) if self.empty else index)
         self.register_buffer("ends", self.index.flatten())
+        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
 
     def vectors(self, positions: Tensor, box: Tensor | None) -> Tensor:
+        """Vectors of the pairs of `index`."""
+        if self.empty:  # single atoms: one pair that is beyond the cutoff stands for none
+            return self.far.to(positions.dtype) + positions[:1] * 0
         ends = positions.index_select(0, self.ends).view(2, -1, 3)
         vector = ends[0] - ends[1]
         if self.periodic:
@@ -161,13 +175,12 @@ class SelectedPairs(AllPairs):
     """
 
     def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
-        super().__init__(molecules, periodic)
+        super().__init__(molecules, periodic, cutoff)
         self.capacity, self.cutoff = capacity, cutoff
         count = self.index.shape[1]
         self.register_buffer("candidates", torch.cat((self.index, torch.zeros(2, 1, dtype=torch.long)), dim=1))
         self.register_buffer("unused", torch.full((capacity + 1,), count))
         self.register_buffer("numbers", torch.arange(count))
-        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
 
     def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         vector = self.vectors(positions, box)
@@ -175,6 +188,133 @@ class SelectedPairs(AllPairs):
         chosen, overflow = compact(near, self.numbers, self.unused)
         vector = torch.cat((vector, self.far.to(vector.dtype))).index_select(0, chosen)
         return self.candidates.index_select(1, chosen), vector, overflow
+
+
+class CellPairs(nn.Module):
+    """The pairs closer than the cutoff, found in cells as wide as the cutoff; the interface of :class:`AllPairs`.
+
+    Cells repeat periodically, with or without a box: atoms that are far apart may share one, which costs a comparison, never
+    a pair. Each atom is compared with its own cell and half of the 26 around it. A cell that overflows, or a box so
+    small that a cell is narrower than the cutoff, counts as pairs left out.
+
+    Parameters
+    ----------
+    molecules : Tensor of int64, shape (N,)
+    periodic : bool
+    cutoff : float
+        nm.
+    capacity : int
+        Pairs of the list.
+    grid : Grid
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int, grid: Grid):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity, self.room = periodic, cutoff, capacity, grid.room
+        self.several = bool((molecules != molecules[0]).any())
+        cells = grid.cells[0] * grid.cells[1] * grid.cells[2]
+        offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * 3)
+        buffers = {
+            "molecules": molecules,
+            "cells": torch.tensor(grid.cells),
+            "strides": torch.tensor([grid.cells[1] * grid.cells[2], grid.cells[2], 1]),
+            "offsets": offsets[13:].unsqueeze(0),  # the cell itself, then one of each opposite pair
+            "no_atom": torch.full((cells * grid.room + 1,), len(molecules)),
+            "order": torch.arange(len(molecules)),
+            "candidates": torch.arange(len(molecules) * 14 * grid.room),
+            "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.room),
+            "unit": torch.eye(3, dtype=torch.float64),
+            "far": torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64),
+            "zero": torch.zeros(1, dtype=torch.long),
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        count, room = positions.shape[0], self.room
+        if self.periodic:
+            assert box is not None
+            inverse = torch.linalg.solve_triangular(box, self.unit.to(box.dtype), upper=False)
+            place = torch.mm(positions, inverse)
+            place = (place - place.floor()) * self.cells
+            narrow = (torch.linalg.vector_norm(inverse, dim=0) * self.cells * self.cutoff).amax() > 1
+        else:
+            place = positions * (1 / self.cutoff)
+            narrow = None
+        cell = place.floor().long().remainder(self.cells)
+        number = (cell * self.strides).sum(1)
+        sorted_number, order = number.sort(stable=True)
+        rank = self.order - torch.searchsorted(sorted_number, sorted_number)
+        overflow = rank.amax() >= room
+        slot = torch.where(rank < room, sorted_number * room + rank, self.no_atom.shape[0] - 1)
+        members = self.no_atom.scatter(0, slot, order)[:-1].view(-1, room)
+
+        around = ((cell.unsqueeze(1) + self.offsets).remainder(self.cells) * self.strides).sum(2)
+        other = members.index_select(0, around.flatten()).view(count, 14, room)
+        # Compared in float32 with some slack; what is beyond the cutoff after all gets zero from every function.
+        x = positions.float()
+        if self.periodic:
+            x = x - torch.mm((place / self.cells).floor().float(), box.float())  # type: ignore[union-attr]
+        nobody = torch.full_like(x[:1], torch.nan)
+        vector = torch.cat((x, nobody)).index_select(0, other.flatten()).view(count, 14, room, 3) - x[:, None, None]
+        if self.periodic:
+            vector = minimum_image(vector.view(-1, 3), box.float()).view(count, 14, room, 3)  # type: ignore[union-attr]
+        near = (vector * vector).sum(3) < (1.0005 * self.cutoff) ** 2
+        twice = other[:, 0] > self.order.unsqueeze(1)  # in its own cell an atom takes those after it
+        near = torch.cat((near[:, :1] & twice.unsqueeze(1), near[:, 1:]), dim=1)
+        if self.several:
+            theirs = torch.cat((self.molecules, self.zero)).index_select(0, other.flatten()).view(count, 14, room)
+            near = near & (theirs == self.molecules[:, None, None])
+
+        chosen, missed = compact(near.flatten(), self.candidates, self.unused)
+        used = chosen < self.candidates.shape[0]
+        i = torch.where(used, chosen // (14 * room), 0)
+        j = torch.where(used, torch.cat((other.flatten(), self.zero)).index_select(0, chosen), 0)
+        exact = positions.index_select(0, i) - positions.index_select(0, j)
+        if self.periodic:
+            exact = minimum_image(exact, box)  # type: ignore[arg-type]
+        exact = torch.where(used.unsqueeze(1), exact, self.far.to(exact.dtype))
+        overflow = overflow | missed
+        return torch.stack((i, j)), exact, overflow if narrow is None else overflow | narrow
+
+
+class Grid(NamedTuple):
+    """Cells in each direction, and the room for atoms in each cell."""
+
+    cells: tuple[int, int, int]
+    room: int
+
+
+def choose_grid(
+    count: int, cutoff: float, box: Tensor | None, known: list[tuple[Tensor, Tensor, Tensor | None]]
+) -> Grid | None:
+    """Grid of cells for `count` atoms, or None where comparing all pairs is cheaper or the box too small.
+
+    Parameters
+    ----------
+    cutoff : float
+        nm.
+    box : Tensor or None
+        nm; may shrink by a few per cent during a run.
+    known : list of (positions, molecules, box or None)
+        Geometries that must fit.
+    """
+    room = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
+    if box is not None:
+        heights = 1 / torch.linalg.vector_norm(torch.linalg.inv(box), dim=0)
+        cells = [int(0.96 * float(h) / cutoff) for h in heights]
+        if min(cells) < 3:
+            return None
+    else:
+        extent = max([float(x.amax() - x.amin()) for x, _, _ in known] + [(count / DENSE_LIQUID) ** (1 / 3)])
+        cells = [min(max(3, math.ceil(extent / cutoff) + 1), 32)] * 3
+    if 28 * room > count:  # N²/2 comparisons against 14 cells an atom
+        return None
+    for x, _, lattice in known:
+        place = x / cutoff if lattice is None else (x @ torch.linalg.inv(lattice)) * torch.tensor(cells)
+        cell = place.floor().long().remainder(torch.tensor(cells))
+        room = max(room, math.ceil(1.5 * int(torch.unique(cell, dim=0, return_counts=True)[1].max())))
+    return Grid((cells[0], cells[1], cells[2]), room)
 
 
 def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,6 +167,7 @@ class StaticProgram(nn.Module):
         dtype: torch.dtype,
         radial: nn.Module,
         capacity: int | None,
+        grid: Grid | None,
     ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
@@ -185,14 +186,17 @@ class StaticProgram(nn.Module):
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
-            self.pairs: nn.Module = AllPairs(molecules, periodic)
+            self.pairs: nn.Module = AllPairs(molecules, periodic, self.cutoff)
             sums = DenseBlocks(radial, places[self.pairs.index], occupied, species, self_functions)
             slot_charge = charges.repeat_interleave(n)
         else:
             linear = model.embedding.species_pair
             embedded = model.embedding.species(z)
             receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
-            self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+            if grid is None:
+                self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+            else:
+                self.pairs = CellPairs(molecules, periodic, self.cutoff, capacity, grid)
             parts = radial.split(1 + len(model.layers))
             receiver, sender = (receiver + linear.bias).to(dtype), sender.to(dtype)
             sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
@@ -321,6 +325,8 @@ class StaticPotential(nn.Module):
         In nm.
     capacity : int or None
         Pairs that the list holds; None where all pairs are evaluated.
+    grid : Grid or None
+        Cells in which the pairs are looked for; None where all pairs are compared.
     tabulation : dict or None
         The tables' size and the errors reached.
     """
@@ -346,7 +352,7 @@ class StaticPotential(nn.Module):
                     "ignores the box in it, so its energy would depend on how molecules are wrapped"
                 )
         reference = copy_double(model)
-        self.capacity = self._capacity(model, atoms, max_pairs, check)
+        self.capacity, self.grid = self._room(model, atoms, max_pairs, check)
         self.atoms, self.periodic, self.precision = atoms, periodic, precision
         self.tabulation: dict | None = None
         radial: nn.Module = _DirectRadial(copy_double(model), DTYPES[precision])
@@ -354,7 +360,7 @@ class StaticPotential(nn.Module):
             functions = scaled_radial_functions(reference)
             intervals = self._refine(reference, functions, check)
             radial = radial_table(reference, functions, intervals, DTYPES[precision])
-        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity)
+        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity, self.grid)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
         example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
@@ -363,25 +369,31 @@ class StaticPotential(nn.Module):
         self.program = flatten(program, example)
 
     @staticmethod
-    def _capacity(model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]) -> int | None:
+    def _room(
+        model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]
+    ) -> tuple[int | None, Grid | None]:
+        """Pairs that a list holds and its cells; None, None where all pairs are evaluated."""
         _, molecules, _ = atoms.tensors()
         sizes = torch.bincount(molecules)
         if int(sizes.max()) <= DENSE_ATOMS:
-            return None
-        everything = int((sizes * (sizes - 1) // 2).sum())
+            return None, None
+        cutoff = model.cutoff * model.units.nm_per_length
+        known = [(x, molecules, box) for x, box, _ in check]
         if max_pairs is None:
-            cutoff = model.cutoff * model.units.nm_per_length
-            max_pairs = pair_capacity(sizes, cutoff, [(x, molecules, box) for x, box, _ in check])
+            max_pairs = pair_capacity(sizes, cutoff, known)
         elif isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
             raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
-        return min(max_pairs, everything)
+        everything = int((sizes * (sizes - 1) // 2).sum())
+        # Without a geometry nothing is known of the box, and all pairs are compared.
+        grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
+        return max(1, min(max_pairs, everything)), grid
 
     def _refine(self, model: TensorNet, functions: Functions, check: Sequence[tuple]) -> int:
         """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
         for intervals in TABLE_SIZES:
             table = radial_table(model, functions, intervals, torch.float64)
             error = table.error(functions)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
             found = [deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             good = (

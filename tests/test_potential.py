@@ -10,7 +10,7 @@ from conftest import CASES, KJ_PER_EV, SMALL, VARIANTS, Case
 import openmm_tensornet.potential as potential_module
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.neighbors import AllPairs, SelectedPairs, check_box, find_pairs, minimum_image
+from openmm_tensornet.neighbors import AllPairs, CellPairs, Grid, SelectedPairs, check_box, find_pairs, minimum_image
 from openmm_tensornet.potential import MINIMUM_DISTANCE, Atoms, StaticPotential, copy_double
 from openmm_tensornet.testing import (
     TABULATION,
@@ -193,7 +193,7 @@ def test_d2_with_a_box_is_refused():
 
     config = TensorNetConfig(embedding_dimension=4, num_layers=0, num_rbf=4, max_z=10)
     model = TensorNet(config, [D2(6.0, list(range(10)), 1e-10, 1.602176634e-19)])
-    with pytest.raises(ValueError, match="D2.*ignores the box"):
+    with pytest.raises(ValueError, match=r"D2.*ignores the box"):
         StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
 
 
@@ -264,8 +264,45 @@ class TestNeighbors:
         assert (distance[len(expected) :] == 1.0).all()
         assert SelectedPairs(molecules, True, 0.5, len(expected) - 1)(x, box)[2]
 
+    @pytest.mark.parametrize("kind", ["none", "rectangular", "triclinic"])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_cells_find_the_reference_pairs(self, kind, several):
+        box = torch.diag(torch.tensor([1.6, 1.9, 2.2], dtype=torch.float64))
+        if kind == "triclinic":
+            box[1, 0], box[2, 0], box[2, 1] = 0.3, -0.5, 0.6
+        x = torch.rand(300, 3, dtype=torch.float64) @ box - 0.7
+        molecules = torch.arange(300) % 2 if several else torch.zeros(300, dtype=torch.long)
+        lattice = None if kind == "none" else box
+        pairs = find_pairs(x, molecules, 0.5, lattice)
+        expected = {tuple(p) for p in pairs.edge_index.T.tolist() if p[0] < p[1]}
+        if lattice is not None:
+            x = x + torch.randint(-3, 4, (300, 3)).double() @ box
+        cells = (3, 3, 3) if lattice is not None else (3, 4, 5)
+        for room, capacity, left_out in ((60, len(expected) + 40, False), (60, len(expected) - 1, True), (3, 9000, True)):
+            finder = CellPairs(molecules, lattice is not None, 0.5, capacity, Grid(cells, room))
+            index, vector, overflow = finder(x, lattice)
+            assert index.shape == (2, capacity)
+            assert bool(overflow) is left_out
+            if left_out:
+                continue
+            distance = vector.norm(dim=1)
+            found = [tuple(sorted(p)) for p, d in zip(index.T.tolist(), distance.tolist(), strict=True) if d < 0.5]
+            assert len(found) == len(set(found))
+            assert set(found) == expected
+            direct = x[index[0]] - x[index[1]]
+            if lattice is not None:
+                direct = minimum_image(direct, lattice)
+            assert torch.allclose(vector[distance < 0.5], direct[distance < 0.5])
+
+    def test_cells_narrower_than_the_cutoff_are_noticed(self):
+        box = torch.eye(3, dtype=torch.float64) * 1.55
+        finder = CellPairs(torch.zeros(30, dtype=torch.long), True, 0.5, 400, Grid((3, 3, 3), 30))
+        x = torch.rand(30, 3, dtype=torch.float64)
+        assert not finder(x, box)[2]
+        assert finder(x, box * 0.96)[2]
+
     def test_all_pairs(self):
-        index, vector, overflow = AllPairs(torch.tensor([0, 1, 0, 1, 0]), False)(torch.rand(5, 3), None)
+        index, _, overflow = AllPairs(torch.tensor([0, 1, 0, 1, 0]), False, 1.0)(torch.rand(5, 3), None)
         assert index.T.tolist() == [[0, 2], [0, 4], [2, 4], [1, 3]]
         assert overflow is None
 

@@ -1,0 +1,479 @@
+"""TensorNetForce in an OpenMM Context, against the oracle's numbers, on every platform at hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import openmm
+import pytest
+import torch
+from conftest import ACEFF, CASES, KJ_PER_EV, PLATFORMS, VARIANTS, Case
+from openmm import unit
+from openmm.app import Element, Topology
+
+from openmm_tensornet.checkpoint import load_model
+from openmm_tensornet.export import export_torchscript, read_metadata
+from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
+
+# Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
+ENERGY = {"single": 2e-6, "double": 1e-7}
+SMALL_VARIANT = "atomref-old-layout-old-head"
+
+
+@cache
+def cached_force(name: str, precision: str) -> TensorNetForce:
+    case = CASES[name]
+    atoms = case.atoms
+    molecules = atoms.molecules if len(atoms.charges) > 1 else None
+    charge = atoms.charges if molecules else atoms.charges[0]
+    return TensorNetForce(
+        load_model(case.checkpoint),
+        atomic_numbers=atoms.numbers,
+        molecules=molecules,
+        total_charge=charge,
+        positions=case.positions,
+        box_vectors=case.box,
+        precision=precision,
+    )
+
+
+def make_system(force: openmm.Force, particles: int, box: np.ndarray | None = None) -> openmm.System:
+    system = openmm.System()
+    for _ in range(particles):
+        system.addParticle(12.0)
+    if box is not None:
+        system.setDefaultPeriodicBoxVectors(*(openmm.Vec3(*row) for row in box))
+    system.addForce(copy.deepcopy(force))
+    return system
+
+
+def context_of(system: openmm.System, platform: openmm.Platform) -> openmm.Context:
+    return openmm.Context(system, openmm.VerletIntegrator(0.0005), platform)
+
+
+def evaluate(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.ndarray]:
+    """Energy in eV and forces in eV/Å."""
+    context.setPositions(positions)
+    state = context.getState(energy=True, forces=True)
+    energy = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
+    forces = state.getForces(asNumpy=True).value_in_unit(unit.kilojoule_per_mole / unit.nanometer)
+    return energy / KJ_PER_EV, forces / KJ_PER_EV / 10
+
+
+@pytest.mark.parametrize("precision", ["double", "single"])
+@pytest.mark.parametrize("name", CASES)
+def test_oracle(name, precision, platform):
+    case = CASES[name]
+    system = make_system(cached_force(name, precision), len(case.positions), case.box)
+    energy, forces = evaluate(context_of(system, platform), case.positions)
+    energy_error = abs(energy - case.energies.sum()) / len(forces)
+    force_error = np.abs(forces - case.forces).max()
+    relative = np.linalg.norm(forces - case.forces) / np.linalg.norm(case.forces)
+    print(f"\n{name} {precision}: {energy_error:.1e} eV/atom, {force_error:.1e} eV/Å, {relative:.1e} relative")
+    if "zbl" in name:  # the oracle rounds ZBL's screening length to float32
+        assert energy_error < 1e-5
+        assert force_error < 1e-5 * max(1, np.abs(case.forces).max())
+        return
+    assert energy_error < ENERGY[precision]
+    if precision == "double":
+        assert force_error < 1e-6
+    else:
+        assert relative < (1e-5 if case.box is None else 3e-5)
+
+
+def test_toluene_has_the_published_energy(platform):
+    system = make_system(cached_force("toluene", "double"), 15)
+    energy, _ = evaluate(context_of(system, platform), ACEFF["toluene"].positions)
+    assert energy * KJ_PER_EV == pytest.approx(-6976.5704, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def variant() -> tuple[Case, TensorNetForce]:
+    """A small model and three molecules in one System that see each other: 20 atoms in one molecule."""
+    case = VARIANTS[SMALL_VARIANT]
+    spread = case.positions + np.array(case.atoms.molecules)[:, None] * np.array([0.35, 0.1, 0.0])
+    force = TensorNetForce(load_model(case.checkpoint), atomic_numbers=case.atoms.numbers, precision="double")
+    return Case(case.name, case.checkpoint, case.atoms, spread, None, case.energies, case.forces), force
+
+
+class TestInvariances:
+    def test_rotation_and_translation(self, variant, platform):
+        case, force = variant
+        context = context_of(make_system(force, len(case.positions)), platform)
+        energy, forces = evaluate(context, case.positions)
+        q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))
+        for matrix in (q, -q):  # O(3): a reflection too
+            turned, turned_forces = evaluate(context, case.positions @ matrix + [1.0, -2.0, 3.0])
+            assert turned == pytest.approx(energy, abs=1e-8)
+            assert np.allclose(turned_forces, forces @ matrix, rtol=0, atol=1e-7)
+
+    def test_permutation_of_like_atoms(self, variant, platform):
+        case, force = variant
+        context = context_of(make_system(force, len(case.positions)), platform)
+        energy, forces = evaluate(context, case.positions)
+        numbers = np.array(case.atoms.numbers)
+        order = np.arange(len(numbers))
+        for z in set(numbers):
+            order[numbers == z] = np.roll(np.flatnonzero(numbers == z), 1)
+        assert (order != np.arange(len(order))).sum() > 10
+        permuted, permuted_forces = evaluate(context, case.positions[order])
+        assert permuted == pytest.approx(energy, abs=1e-8)
+        assert np.allclose(permuted_forces, forces[order], rtol=0, atol=1e-7)
+
+    def test_finite_differences(self, variant, platform):
+        case, force = variant
+        context = context_of(make_system(force, len(case.positions)), platform)
+        _, forces = evaluate(context, case.positions)
+        step = 1e-4  # nm
+        for atom, axis in ((0, 0), (4, 1), (13, 2), (19, 0)):
+            shifted = []
+            for sign in (1, -1):
+                x = case.positions.copy()
+                x[atom, axis] += sign * step
+                shifted.append(evaluate(context, x)[0])
+            slope = (shifted[0] - shifted[1]) / (2 * step * 10)
+            assert forces[atom, axis] == pytest.approx(-slope, abs=2e-5)
+
+    @pytest.mark.parametrize("box_kind", ["rectangular", "triclinic"])
+    def test_lattice_translation(self, variant, platform, box_kind):
+        case, _ = variant
+        box = np.diag([1.4, 1.3, 1.2])
+        if box_kind == "triclinic":
+            box[1, 0], box[2, 0], box[2, 1] = 0.5, -0.4, 0.6
+        model = load_model(case.checkpoint)
+        force = TensorNetForce(model, atomic_numbers=case.atoms.numbers, box_vectors=box, precision="double")
+        context = context_of(make_system(force, len(case.positions), box), platform)
+        energy, forces = evaluate(context, case.positions)
+        turns = np.random.default_rng(2).integers(-3, 4, size=(len(forces), 3))
+        moved, moved_forces = evaluate(context, case.positions + turns @ box)
+        assert moved == pytest.approx(energy, abs=1e-7)
+        assert np.allclose(moved_forces, forces, rtol=0, atol=1e-6)
+
+    def test_subset_of_a_larger_system(self, variant, platform):
+        case, _ = variant
+        model = load_model(case.checkpoint)
+        z = [8, 1, 1]
+        x = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
+        alone = TensorNetForce(model, atomic_numbers=z, precision="double")
+        energy, forces = evaluate(context_of(make_system(alone, 3), platform), x)
+        part = TensorNetForce(model, atomic_numbers=z, atoms=[4, 1, 7], precision="double")
+        everywhere = np.random.default_rng(3).normal(size=(9, 3))
+        everywhere[[4, 1, 7]] = x
+        part_energy, part_forces = evaluate(context_of(make_system(part, 9), platform), everywhere)
+        assert part_energy == pytest.approx(energy, abs=1e-9)
+        assert np.allclose(part_forces[[4, 1, 7]], forces, rtol=0, atol=1e-9)
+        assert (part_forces[[0, 2, 3, 5, 6, 8]] == 0).all()
+
+    def test_overlapping_copies(self, platform):
+        case = ACEFF["chloroiodomethane"]
+        n = len(case.positions)
+        force = TensorNetForce(
+            load_model(case.checkpoint),
+            atomic_numbers=case.atoms.numbers * 4,
+            molecules=np.repeat(np.arange(4), n),
+            precision="double",
+        )
+        energy, forces = evaluate(context_of(make_system(force, 4 * n), platform), np.tile(case.positions, (4, 1)))
+        assert energy / 4 == pytest.approx(case.energies[0], abs=n * 1e-7)
+        assert np.allclose(forces, np.tile(case.forces, (4, 1)), rtol=0, atol=1e-6)
+
+
+class TestSerialization:
+    @pytest.mark.parametrize("way", ["deepcopy", "XML"])
+    def test_round_trip(self, variant, platform, way):
+        case, _ = variant
+        box = np.diag([1.4, 1.3, 1.2])
+        force = TensorNetForce(
+            load_model(case.checkpoint),
+            atomic_numbers=case.atoms.numbers,
+            box_vectors=box,
+            cuda_graphs=False,
+            warmup_steps=17,
+        )
+        force.setForceGroup(5)
+        system = make_system(force, len(case.positions), box)
+        energy, forces = evaluate(context_of(system, platform), case.positions)
+        if way == "deepcopy":
+            again = copy.deepcopy(system)
+        else:
+            again = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+        plain = again.getForce(0)
+        back = openmmtorch.TorchForce.cast(plain)
+        assert plain.getForceGroup() == 5
+        assert plain.usesPeriodicBoundaryConditions()
+        assert back.getOutputsForces()
+        assert dict(back.getProperties()) == {"useCUDAGraphs": "false", "CUDAGraphWarmupSteps": "17"}
+        assert json.loads(back.getModule().metadata) == force.metadata
+        again_energy, again_forces = evaluate(context_of(again, platform), case.positions)
+        assert again_energy == energy
+        assert (again_forces == forces).all()
+
+    def test_exported_file(self, variant, platform, tmp_path):
+        case, force = variant
+        path = tmp_path / "exported.pt"
+        metadata = export_torchscript(
+            load_model(case.checkpoint), path, atomic_numbers=case.atoms.numbers, precision="double"
+        )
+        assert read_metadata(path) == metadata
+        assert [p.name for p in tmp_path.iterdir()] == ["exported.pt"]
+        loaded = TensorNetForce(path, atomic_numbers=case.atoms.numbers)
+        assert loaded.metadata == metadata
+        n = len(case.positions)
+        expected = evaluate(context_of(make_system(force, n), platform), case.positions)
+        energy, forces = evaluate(context_of(make_system(loaded, n), platform), case.positions)
+        assert energy == expected[0]
+        assert (forces == expected[1]).all()
+
+
+def topology_of(symbols: list[str | None], box: np.ndarray | None = None) -> Topology:
+    topology = Topology()
+    residue = topology.addResidue("MOL", topology.addChain())
+    for k, symbol in enumerate(symbols):
+        element = None if symbol is None else Element.getBySymbol(symbol)
+        topology.addAtom(f"{symbol or 'X'}{k}", element, residue)
+    if box is not None:
+        topology.setPeriodicBoxVectors(box * unit.nanometer)
+    return topology
+
+
+WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
+
+
+class TestArguments:
+    @pytest.fixture(scope="class")
+    def model(self):
+        return load_model(VARIANTS["zero-layers"].checkpoint)
+
+    def test_topology_gives_elements_and_box(self, model):
+        plain = TensorNetForce(model, topology_of(["O", "H", "H"]))
+        assert plain.metadata["atomic_numbers"] == [8, 1, 1]
+        assert not plain.usesPeriodicBoundaryConditions()
+        boxed = topology_of(["O", "H", "H"], np.eye(3) * 1.5)
+        assert TensorNetForce(model, boxed).usesPeriodicBoundaryConditions()
+        assert not TensorNetForce(model, boxed, periodic=False).usesPeriodicBoundaryConditions()
+
+    def test_a_force_of_one_atom(self, model, platform):
+        force = TensorNetForce(model, atomic_numbers=[8])
+        energy, forces = evaluate(context_of(make_system(force, 1), platform), np.array([[1.0, 2.0, 3.0]]))
+        assert np.isfinite(energy)
+        assert (forces == 0).all()
+
+    def test_quantities_and_plain_numbers_are_the_same(self, model):
+        for positions in (WATER, WATER * unit.nanometer, WATER * 10 * unit.angstrom):
+            TensorNetForce(model, atomic_numbers=[8, 1, 1], positions=positions)
+        with pytest.raises(ValueError, match=r"at least 0\.05 nm, received 0\.0096 nm; are the positions in nm"):
+            TensorNetForce(model, atomic_numbers=[8, 1, 1], positions=WATER * unit.angstrom)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "text"),
+        [
+            ({}, ValueError, "topology, atomic_numbers: expected one of them, received neither"),
+            ({"topology": topology_of(["O"]), "atomic_numbers": [8]}, ValueError, "received both"),
+            ({"topology": "water.pdb"}, TypeError, "topology: expected an openmm.app.Topology, received str"),
+            ({"topology": topology_of(["O", None])}, ValueError, r"atom 1 \(X1, residue MOL 1\): expected an atom with an element"),
+            ({"topology": topology_of(["O", "Fe"])}, ValueError, r"atom 1 \(Fe1, residue MOL 1, Fe\).*max_z, 20, received 26"),
+            ({"topology": topology_of(["O"]), "atoms": [1]}, ValueError, "below the topology's number of atoms, 1, received 1"),
+            ({"atomic_numbers": [8], "atoms": [1, 2]}, ValueError, "each of the 2 atoms, received 1"),
+            ({"atomic_numbers": [8, 8], "atoms": [1, 1]}, ValueError, "each index once, received 1 more than once"),
+            ({"atomic_numbers": [8], "atoms": [-1]}, ValueError, "at least 0, received -1"),
+            ({"atomic_numbers": [8], "atoms": []}, ValueError, "at least one index"),
+            ({"atomic_numbers": [8], "atoms": [0.5]}, TypeError, "expected integers, received 0.5"),
+            ({"atomic_numbers": [8, 1], "molecules": [0]}, ValueError, "each of 2 atoms, received 1"),
+            ({"atomic_numbers": [8, 8], "molecules": [0, 1], "total_charge": 1}, ValueError, "single number 1; pass a list"),
+            ({"atomic_numbers": [8], "total_charge": 0.3}, ValueError, "whole numbers"),
+            ({"atomic_numbers": [8], "precision": "half"}, ValueError, "precision: expected one of single, double, received 'half'"),
+            ({"atomic_numbers": [8], "warmup_steps": 3}, ValueError, "at least 10, received 3"),
+            ({"atomic_numbers": [8], "cuda_graphs": "yes"}, TypeError, "cuda_graphs: expected True or False"),
+            ({"atomic_numbers": [8], "periodic": 1}, TypeError, "periodic: expected True, False or None, received 1"),
+            ({"atomic_numbers": [8], "periodic": True}, ValueError, "expected a box with periodic=True, received none"),
+            ({"atomic_numbers": [8], "box_vectors": np.eye(3) * 0.8}, ValueError, "twice the cutoff, 0.9 nm, received 0.8 nm"),
+            ({"atomic_numbers": [8], "box_vectors": np.eye(2)}, ValueError, r"box_vectors: expected shape \(3, 3\)"),
+            ({"atomic_numbers": [8], "box_vectors": [[2, 0, 0], [1.5, 2, 0], [0, 0, 2]]}, ValueError, "reduced form"),
+            ({"atomic_numbers": [8], "positions": np.zeros((2, 3))}, ValueError, r"each particle \(1\), received 2"),
+            ({"atomic_numbers": [8], "positions": "far"}, TypeError, "positions: expected lengths"),
+            ({"atomic_numbers": [8], "positions": [[0, np.nan, 0]]}, ValueError, "expected finite coordinates"),
+            ({"atomic_numbers": [8, 1], "positions": np.zeros((2, 3))}, ValueError, "received 0.0000 nm"),
+        ],
+    )  # fmt: skip
+    def test_refusals(self, model, options, error, text):
+        with pytest.raises(error, match=text):
+            TensorNetForce(model, **options)
+
+    @pytest.mark.parametrize(
+        ("model", "error", "text"),
+        [
+            ("nowhere.ckpt", FileNotFoundError, "received 'nowhere.ckpt', which does not exist"),
+            (["a.ckpt", "b.ckpt"], ValueError, "ensembles are not supported"),
+            (3, TypeError, "expected a path or a TensorNet, received int"),
+        ],
+    )
+    def test_models_that_are_refused(self, model, error, text):
+        with pytest.raises(error, match=text):
+            TensorNetForce(model, atomic_numbers=[8])
+
+    def test_an_element_that_the_model_was_not_trained_on(self, model_path):
+        with pytest.raises(ValueError, match=r"atom 0 \(Fe0, residue MOL 1, Fe\).*trained on .* received 26"):
+            TensorNetForce(model_path("aceff-1.1"), topology_of(["Fe", "H"]))
+
+    def test_warnings(self, model):
+        with pytest.warns(UserWarning, match="trained without total charges, received 1"):
+            TensorNetForce(model, atomic_numbers=[8, 1], total_charge=1)
+        with pytest.warns(UserWarning, match="molecules of a liquid must see each other"):
+            TensorNetForce(model, atomic_numbers=[8, 8], molecules=[0, 1], box_vectors=np.eye(3) * 1.5)
+
+    def test_options_that_do_not_exist(self, model):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'precison'"):
+            TensorNetForce(model, atomic_numbers=[8], precison="double")
+
+    def test_a_system_of_another_size(self, model, platform):
+        force = TensorNetForce(model, atomic_numbers=[8, 1, 1])
+        context = context_of(make_system(force, 4), platform)
+        context.setPositions(np.arange(12).reshape(4, 3) * 0.1)
+        with pytest.raises(openmm.OpenMMException, match="another number of particles than the force has atoms"):
+            context.getState(energy=True)
+
+    def test_molecules_from_the_first_to_an_empty_last_one(self, model, platform):
+        force = TensorNetForce(model, atomic_numbers=[8, 1, 1], molecules=[0, 0, 0], total_charge=[0, 0])
+        energy, _ = evaluate(context_of(make_system(force, 3), platform), WATER)
+        alone = TensorNetForce(model, atomic_numbers=[8, 1, 1])
+        assert energy == pytest.approx(evaluate(context_of(make_system(alone, 3), platform), WATER)[0], abs=1e-9)
+
+
+class TestExportedFiles:
+    @pytest.fixture(scope="class")
+    def path(self, tmp_path_factory) -> Path:
+        path = tmp_path_factory.mktemp("export") / "water.pt"
+        model = load_model(VARIANTS["charged-3layers-mean"].checkpoint)
+        export_torchscript(model, path, atomic_numbers=[8, 1], total_charge=-1)
+        return path
+
+    def test_keeps_what_it_was_exported_with(self, path):
+        force = TensorNetForce(path, atomic_numbers=[8, 1])
+        assert force.metadata["total_charge"] == [-1.0]
+        assert force.metadata["precision"] == "single"
+        assert force.metadata["elements"] == [1, 8]
+        assert force.metadata["torch_version"] == torch.__version__
+        assert TensorNetForce(path, atomic_numbers=[8, 1], total_charge=-1, molecules=[0, 0]).metadata == force.metadata
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"atomic_numbers": [1, 8]}, r"exported for \(2 atoms\), received 2 that differ from atom 0 on"),
+            ({"atomic_numbers": [8, 1, 1]}, "received 3 that differ from atom 2 on"),
+            ({"atomic_numbers": [8, 1], "total_charge": 1}, r"expected \[-1.0\] as the file was exported with, received 1"),
+            ({"atomic_numbers": [8, 1], "molecules": [0, 1]}, "molecules: expected those"),
+            ({"atomic_numbers": [8, 1], "atoms": [0, 2]}, "atoms: expected None"),
+            ({"atomic_numbers": [8, 1], "box_vectors": np.eye(3) * 2}, "periodic: expected False"),
+            ({"atomic_numbers": [8, 1], "precision": "double"}, "precision: expected 'single' as the file was exported"),
+        ],
+    )
+    def test_refusals(self, path, options, text):
+        with pytest.raises(ValueError, match=text):
+            TensorNetForce(path, **options)
+
+    def test_damaged_newer_and_foreign_files(self, path, tmp_path):
+        whole = path.read_bytes()
+        truncated = tmp_path / "truncated.pt"
+        truncated.write_bytes(whole[: len(whole) // 2])
+        damaged = tmp_path / "damaged.pt"
+        middle = len(whole) // 2
+        damaged.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
+        newer = tmp_path / "newer.pt"
+        module = torch.jit.load(path)
+        metadata = read_metadata(path)
+        torch.jit.save(module, newer, _extra_files={"metadata.json": json.dumps(metadata | {"format_version": 99})})
+        foreign = tmp_path / "foreign.pt"
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), foreign)
+        for file, text in (
+            (truncated, "truncated"),
+            (damaged, "damaged"),
+            (newer, "format version 1 or older, received 99; update openmm-tensornet"),
+            (foreign, "expected a file written by export_torchscript"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                TensorNetForce(file, atomic_numbers=[8, 1])
+
+    def test_a_module_that_disagrees_is_not_written(self, tmp_path, monkeypatch):
+        from openmm_tensornet import potential
+
+        right = potential.StaticNetwork.forward
+
+        def wrong(self, r, pairs):
+            distance, head = right(self, r, pairs)
+            return distance, head * 1.001
+
+        model = load_model(VARIANTS["zero-layers"].checkpoint)
+        path = tmp_path / "wrong.pt"
+        monkeypatch.setattr(potential.StaticNetwork, "forward", wrong)
+        with pytest.raises(RuntimeError, match="disagrees with the reference model on geometry 'packing 1'"):
+            export_torchscript(model, path, atomic_numbers=[8, 1, 1], tabulate=False)
+        with pytest.raises(RuntimeError, match="tabulate"):
+            export_torchscript(model, path, atomic_numbers=[8, 1, 1])
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "torch_version", "openmm_version", "text"),
+    [
+        ("acellera-openmmtorch-cpu", "1.10", "2.14.1", "8.5", r"torch>=2\.10,<2\.13, but torch 2\.14\.1"),
+        ("acellera-openmmtorch-cu13", "1.10", "2.9.0", "8.5", r"but torch 2\.9\.0 is installed"),
+        ("acellera-openmmtorch-cpu", "1.10", "2.12.1", "8.6.1", r"openmm>=8\.4,<8\.6, but openmm 8\.6\.1"),
+    ],
+)
+def test_builds_that_do_not_fit(distribution, version, torch_version, openmm_version, text):
+    with pytest.raises(ImportError, match=text):
+        check_versions(distribution, version, torch_version, openmm_version)
+
+
+def test_builds_that_fit():
+    check_versions("acellera-openmmtorch-cpu", "1.10", "2.12.1+cpu", "8.5.2")
+    check_versions("openmm-torch", "1.5.1", "2.20", "9.0")  # conda: linked against what it was built for
+
+
+def test_importing_is_quiet():
+    code = "import openmm_tensornet.force"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform_name", PLATFORMS)
+def test_energy_is_conserved(platform_name):
+    """5 ps of NVE at 0.5 fs from 300 K with AceFF-1.1: linear drift below 0.01 kJ/mol/ps."""
+    case = ACEFF["alanine-dipeptide"]
+    system = openmm.System()
+    for z in case.atoms.numbers:
+        system.addParticle(Element.getByAtomicNumber(z).mass)
+    system.addForce(copy.deepcopy(cached_force(case.name, "single")))
+    platform = openmm.Platform.getPlatformByName(platform_name)
+    langevin = openmm.LangevinMiddleIntegrator(300, 5, 0.0005)
+    langevin.setRandomNumberSeed(1)
+    context = openmm.Context(system, langevin, platform)
+    context.setPositions(case.positions)
+    openmm.LocalEnergyMinimizer.minimize(context, maxIterations=200)
+    context.setVelocitiesToTemperature(300, 1)
+    langevin.step(2000)
+    state = context.getState(positions=True, velocities=True)
+    verlet = openmm.VerletIntegrator(0.0005)
+    context = openmm.Context(system, verlet, platform)
+    context.setState(state)
+    times, energies, temperatures = [], [], []
+    for _ in range(500):
+        verlet.step(20)
+        now = context.getState(energy=True)
+        kinetic = now.getKineticEnergy().value_in_unit(unit.kilojoule_per_mole)
+        times.append(len(times) * 0.01)
+        energies.append(kinetic + now.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole))
+        temperatures.append(2 * kinetic / (66 * 0.00831446))
+    drift = np.polyfit(times, energies, 1)[0]
+    print(
+        f"\n{platform_name}: drift {drift:+.5f} kJ/mol/ps over 5 ps, standard deviation {np.std(energies):.4f} kJ/mol, "
+        f"mean temperature {np.mean(temperatures):.0f} K"
+    )
+    assert abs(drift) < 0.01
