@@ -41,11 +41,11 @@ format: $(STAMP)  ## fix the imports' order and the format
 	$(BIN)/ruff check --select I --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## time this package
-	$(BIN)/python -m benchmarks.run
+bench: $(STAMP)  ## time this package, in under two minutes
+	$(BIN)/python -m benchmarks.run --quick $(if $(MODEL),--model "$(MODEL)")
 
-bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers
-	$(BIN)/python -m benchmarks.run --peers
+bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers, all systems
+	$(BIN)/python -m benchmarks.run --peers --breakdown $(if $(MODEL),--model "$(MODEL)")
 
 oracle: $(PEERS_STAMP)  ## create .venv-peers with torchmd-net and openmm-ml, whose numbers we match
 

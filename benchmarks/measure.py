@@ -81,7 +81,7 @@ class Worker:
 
     def __init__(self, python: str | os.PathLike, backend: str, threads: int = 1):
         # An empty cache of compiled code, as for a system that was never run before.
-        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
+        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "stderr"
         self._backend = backend
         limits = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")}

@@ -23,6 +23,8 @@ FORMAT = 1
 SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", ROOT.parent / "shared"))
 PEERS = {"openmm-ml": ROOT / ".venv-peers" / "bin" / "python"}
 QUICK_ATOMS = 200
+QUICK_ROUNDS = 3
+QUICK_SECONDS = 0.5
 BREAKDOWN_CASE = "alanine-dipeptide"
 BREAKDOWN_EVALUATIONS = 200
 
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     settings = Settings(str(options.model.resolve()), precision=options.precision, threads=options.threads)
     if options.quick:
-        settings = replace(settings, rounds=3, block_seconds=0.5)
+        settings = replace(settings, rounds=QUICK_ROUNDS, block_seconds=QUICK_SECONDS)
     largest = QUICK_ATOMS if options.quick else max(case.atoms for case in CASES.values())
     names = options.cases or [n for n, case in CASES.items() if case.atoms <= largest]
     name = options.name or ("quick" if options.quick else "full") + ("-peers" if options.peers else "")

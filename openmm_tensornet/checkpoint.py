@@ -7,6 +7,7 @@ needs code to be unpickled, and a file that does is refused.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import re
@@ -58,6 +59,8 @@ _READ = set(
     atom_filter repulsion""".split()
 )
 _DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
+# What torch's restricted unpickler says of objects that are no plain data.
+_WANTS_CODE = r"[Uu]nsupported (global|GLOBAL|class)|Trying to (call|instantiate)|Can only (build|create)"
 _LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
 _BOX = re.compile(r"(^|\.)distance\.box$|^prior_model\.\d+\.distances?\.box$")
 
@@ -115,45 +118,47 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     if os.path.isdir(name):
         raise ValueError(f"{name}: expected a checkpoint file, received a directory")
     with open(name, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else ""
-        file.seek(0)
-        if not digest:  # Python 3.10
-            digest = hashlib.sha256(file.read()).hexdigest()
-    if zipfile.is_zipfile(name):
-        with zipfile.ZipFile(name) as archive:
-            members = archive.infolist()
-        names = [member.filename for member in members]
-        if any(n.endswith(".ckpt") for n in names):
-            raise ValueError(
-                f"{name}: expected one checkpoint, received a zip of several (an ensemble); unpack one of them"
-            )
-        if any(n.endswith("/constants.pkl") for n in names):
-            raise ValueError(
-                f"{name}: expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce"
-            )
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError(f"{name}: expected a checkpoint as torch writes it, received a compressed archive")
+        data = file.read()
     try:
-        content = torch.load(name, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
+        if zipfile.is_zipfile(io.BytesIO(data)):
+            _check_archive(data)
+        elif not data.startswith(b"\x80"):  # older versions of torch write pickles
+            raise ValueError("neither an archive nor a pickle")
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises almost anything on damaged bytes
+        if isinstance(error, _NotOne):
+            raise ValueError(f"{name}: {error}") from None
+        detail = re.search(r"WeightsUnpickler error: *(.+)", str(error))
+        reason = "it is no checkpoint, or truncated or damaged"
+        if isinstance(error, pickle.UnpicklingError) and re.search(_WANTS_CODE, str(error)):
             reason = (
                 "it wants code to be run, which is refused; save it again with plain numbers, strings and tensors only"
             )
-        else:
-            reason = "it is no checkpoint or is damaged"
-        raise ValueError(f"{name}: cannot be read as a checkpoint: {reason} ({_first_line(error)})") from None
-    except Exception as error:  # torch.load raises almost anything on damaged bytes
-        raise ValueError(
-            f"{name}: cannot be read as a checkpoint: it is no checkpoint, or truncated or damaged ({_first_line(error)})"
-        ) from None
+        text = _first_line(detail[1] if detail else error)
+        raise ValueError(f"{name}: cannot be read as a checkpoint: {reason} ({text})") from None
     for key in ("hyper_parameters", "state_dict"):
         if not isinstance(content, dict) or not isinstance(content.get(key), dict):
             raise ValueError(f"{name}: expected a TorchMD-Net checkpoint with a dictionary {key!r}, which is missing")
-    return content, digest
+    return content, hashlib.sha256(data).hexdigest()
 
 
-def _first_line(error: Exception) -> str:
+class _NotOne(ValueError):
+    """An archive that is something else than one checkpoint."""
+
+
+def _check_archive(data: bytes) -> None:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+    names = [member.filename for member in members]
+    if any(n.endswith(".ckpt") for n in names):
+        raise _NotOne("expected one checkpoint, received a zip of several (an ensemble); unpack one of them")
+    if any(n.endswith("/constants.pkl") for n in names):
+        raise _NotOne("expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce")
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise _NotOne("expected a checkpoint as torch writes it, received a compressed archive")
+
+
+def _first_line(error: object) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
 
@@ -165,8 +170,8 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
             f"model: expected the architecture 'tensornet', received {architecture!r}, which is not supported"
         )
     for key, value in options.items():
-        if key not in _READ and key not in _NO_EFFECT and value not in (None, False):
-            raise ValueError(f"option {key}={value!r} is not known and might change the energy")
+        if key not in _READ and key not in _NO_EFFECT and value is not None and value is not False:
+            raise ValueError(f"option {key}={_first_line(repr(value))} is not known and might change the energy")
     if options.get("output_model") != "Scalar":
         raise ValueError(
             f"output_model: expected 'Scalar', received {options.get('output_model')!r}, which is not supported"
@@ -177,8 +182,9 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
         raise ValueError("repulsion: expected False, received True, which cannot be honoured")
     if options.get("box_vecs") is not None:
         raise ValueError("box_vecs: expected None, received a box; here the box comes from the topology or box_vectors")
-    if options.get("precision", 32) not in _DTYPES:
-        raise ValueError(f"precision: expected 32 or 64, received {options['precision']!r}")
+    precision = options.get("precision", 32)
+    if not isinstance(precision, (int, str)) or precision not in _DTYPES:
+        raise ValueError(f"precision: expected 32 or 64, received {precision!r}")
     reduce_op = options.get("reduce_op", "sum")
     heads = [int(m[1]) for key in state if (m := re.search(r"output_network\.(?:layers\.)?(\d+)\.weight$", str(key)))]
     try:
@@ -189,8 +195,8 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
             rbf_type=options["rbf_type"],
             trainable_rbf=bool(options["trainable_rbf"]),
             activation=options["activation"],
-            cutoff_lower=float(options["cutoff_lower"]),
-            cutoff_upper=float(options["cutoff_upper"]),
+            cutoff_lower=_length(options, "cutoff_lower"),
+            cutoff_upper=_length(options, "cutoff_upper"),
             max_z=options["max_z"],
             group=options.get("equivariance_invariance_group", "O(3)"),
             reduce_op="sum" if reduce_op == "add" else reduce_op,
@@ -199,14 +205,23 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
         )
     except KeyError as error:
         raise ValueError(f"option {error.args[0]} is missing") from None
-    except TypeError as error:
-        raise ValueError(f"an option has a value of the wrong type ({error})") from None
-    largest = max(config.embedding_dimension, config.max_z, config.num_rbf, config.num_layers)
-    if largest > sum(v.numel() for v in state.values() if isinstance(v, Tensor)):
+    # A lower bound of the numbers that the network holds, so that a few wrong bytes do not ask for all memory.
+    f = config.embedding_dimension
+    least = f * (f * (16 + 14 * config.num_layers) + config.max_z + config.num_rbf)
+    present = sum(v.numel() for v in state.values() if isinstance(v, Tensor))
+    if least > 10 * present or config.head_hidden_layers > len(state):
         raise ValueError(
-            f"the options describe a network far larger than the weights in the file (a size of {largest})"
+            "the options describe a network far larger than the weights in the file: "
+            f"expected at least {least} numbers, received {present}"
         )
-    return TensorNet(config, _priors(options, config.max_z), units).to(_DTYPES[options.get("precision", 32)])
+    return TensorNet(config, _priors(options, config.max_z), units).to(_DTYPES[precision])
+
+
+def _length(options: dict, name: str) -> float:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name}: expected a number, received {value!r}")
+    return float(value)
 
 
 def _priors(options: dict, max_z: int) -> list[Prior]:
@@ -225,19 +240,21 @@ def _priors(options: dict, max_z: int) -> list[Prior]:
         named = [(name, argument or {}) for (name, _), argument in zip(named, arguments, strict=True)]
     priors: list[Prior] = []
     for name, argument in named:
+        if name not in ("Atomref", "LearnableAtomref", "ZBL", "D2"):
+            raise ValueError(
+                f"prior_model: expected Atomref, LearnableAtomref, ZBL or D2, received {name!r}, "
+                "which cannot be honoured"
+            )
+        if not isinstance(argument, dict):
+            raise ValueError(f"prior_args of {name}: expected a dictionary, received {argument!r}")
         argument = {k: v for k, v in argument.items() if k != "max_num_neighbors"}
         try:
-            if name in ("Atomref", "LearnableAtomref"):
-                argument = {"max_z": max_z, "trainable": name == "LearnableAtomref"} | argument
-                priors.append(Atomref(**argument))
-            elif name in ("ZBL", "D2"):
+            if name in ("ZBL", "D2"):
                 priors.append({"ZBL": ZBL, "D2": D2}[name](**argument))
             else:
-                raise ValueError(
-                    f"prior_model: expected Atomref, LearnableAtomref, ZBL or D2, received {name!r}, which cannot be honoured"
-                )
-        except TypeError as error:
-            raise ValueError(f"prior_args of {name} are not understood: {error}") from None
+                priors.append(Atomref(**({"max_z": max_z, "trainable": name == "LearnableAtomref"} | argument)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"prior_args of {name} are not understood: {_first_line(error)}") from None
     return priors
 
 
@@ -262,6 +279,8 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
                     f"weight {key}: expected an empty box, received {value.tolist()}, which cannot be honoured"
                 )
         elif not name.endswith(".initial_atomref"):  # the start of training; the weights are what counts
+            if name in found:
+                raise ValueError(f"weight {key}: expected one of each name, received a second under another name")
             found[name] = value
     old_layout = "check_errors" in options
     own = model.state_dict()

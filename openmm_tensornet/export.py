@@ -20,8 +20,8 @@ from . import __version__
 from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
-from .potential import Atoms, StaticPotential, copy_double
-from .testing import TOLERANCES, deviation, geometries, reference_energy_and_forces
+from .potential import Atoms, StaticPotential, expected_energy_and_forces
+from .testing import TOLERANCES, deviation, geometries
 
 FORMAT = "openmm-tensornet"
 FORMAT_VERSION = 1
@@ -29,7 +29,11 @@ _ATEN = torch.ops.aten
 
 
 class _Cluster(nn.Module):
-    """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces)."""
+    """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
+
+    The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a
+    `detach` would not do, since freezing removes it.
+    """
 
     def __init__(self, program: nn.Module, atoms: Tensor | None, count: int, metadata: str):
         super().__init__()
@@ -38,12 +42,11 @@ class _Cluster(nn.Module):
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
-        positions = positions.detach()
-        own = self.gather(positions)
-        energies, forces = self.program(own)
-        return energies.sum(), self.scatter(positions, forces)
+        with torch.no_grad():
+            energies, forces = self.program(self.gather(positions))
+            total, forces = energies.sum(), self.scatter(positions, forces)
+        return total, forces
 
-    @torch.jit.export
     def gather(self, positions: Tensor) -> Tensor:
         """Positions of the potential's atoms."""
         if self.subset:
@@ -54,7 +57,6 @@ class _Cluster(nn.Module):
             )
         return positions
 
-    @torch.jit.export
     def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
         """Forces of all particles of the System."""
         forces = forces.to(positions.dtype)
@@ -67,10 +69,10 @@ class _Periodic(_Cluster):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        positions = positions.detach()
-        own = self.gather(positions)
-        energies, forces = self.program(own, boxvectors.to(positions.dtype))
-        return energies.sum(), self.scatter(positions, forces)
+        with torch.no_grad():
+            energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
+            total, forces = energies.sum(), self.scatter(positions, forces)
+        return total, forces
 
 
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
@@ -157,9 +159,8 @@ def compile_potential(
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
-    reference = copy_double(model)
     cases = geometries(atoms, model.cutoff, positions, box if periodic else None)
-    expected = {name: reference_energy_and_forces(reference, atoms, *case) for name, case in cases.items()}
+    expected = {name: expected_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
     potential = StaticPotential(
         model,
         atoms,

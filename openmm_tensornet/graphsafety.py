@@ -56,6 +56,8 @@ _SYNCHRONISING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclos
 _DATA_DEPENDENT = {
     "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive", "bincount", "argwhere",
 }  # fmt: skip
+_INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
+_HOST = "a tensor lives on the host (a constant made in forward?); register it as a buffer"
 _LAUNCHES: dict[str, int] = {}
 
 
@@ -92,6 +94,12 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.result = GraphSafety()
         self.last = "the start of the module"
+        # Kept, since TorchScript's interpreter turns an exception into one of its own without the text.
+        self.refusal: GraphSafetyError | None = None
+
+    def refuse(self, func, reason: str) -> GraphSafetyError:
+        self.refusal = _refused(func, reason)
+        return self.refusal
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -100,23 +108,29 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         self.last = str(func)
         if name in _SYNCHRONISING:
-            raise _refused(func, "it copies a value to the host and waits for it (.item(), a Python `if` or `float()`)")
-        if name in _DATA_DEPENDENT or (name == "index" and _has_mask(args[1])):
-            raise _refused(
+            raise self.refuse(
+                func, "it copies a value to the host and waits for it (.item(), a Python `if` or `float()`)"
+            )
+        if name in _DATA_DEPENDENT or (name in _INDEXING and _has_mask(args[1])):
+            raise self.refuse(
                 func,
                 "the shape of its result depends on values (a boolean mask, nonzero, unique); use torch.where",
             )
         if name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
-            raise _refused(func, "the shape of its result depends on values; give output_size or use index_select")
-        result = func(*args, **kwargs)
-        tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
-        if any(t.device.type == "cpu" for t in tensors) or not all(isinstance(t, FakeTensor) for t in tensors):
-            raise _refused(func, "a tensor lives on the host (a constant made in forward?); register it as a buffer")
+            raise self.refuse(func, "the shape of its result depends on values; give output_size or use index_select")
+        if _on_host((args, kwargs)):
+            raise self.refuse(func, _HOST)
+        try:
+            result = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise self.refuse(func, "its result depends on values that a CUDA graph does not know") from None
+        if _on_host(result):
+            raise self.refuse(func, _HOST)
         if func in VIEWS or func in _ALLOCATIONS:
             return result
         if func.namespace != "aten":
             if func._schema.name not in _LAUNCHES:
-                raise _refused(
+                raise self.refuse(
                     func,
                     "it does not declare its launches; see openmm_tensornet.graphsafety.declare_launches",
                 )
@@ -125,6 +139,11 @@ class _Recorder(TorchDispatchMode):
             self.result.kernels += 1
         self.result.operators[str(func)] += 1
         return result
+
+
+def _on_host(values) -> bool:
+    tensors = [t for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    return any(t.device.type == "cpu" or not isinstance(t, FakeTensor) for t in tensors)
 
 
 def _has_mask(indices) -> bool:
@@ -165,40 +184,25 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         def pretend(tensor: Tensor) -> Tensor:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
 
-        copy = _copy(module)._apply(pretend)
+        copy = _copy(module)
+        for part in copy.modules():
+            if isinstance(part, torch.jit.ScriptModule):  # its _apply does not take parameters, only buffers
+                held = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+                for name, value in held:
+                    part._c.setattr(name, pretend(value))
+            else:
+                part._apply(pretend, recurse=False)
         fake = [pretend(t) for t in inputs]
         try:
             with torch.no_grad(), recorder:
                 copy(*fake)
-        except GraphSafetyError:
-            raise
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise _refused(error.func, "its result depends on values that a CUDA graph does not know") from None
         except Exception as error:
-            hidden = _cause(error)
-            if hidden is not None:
-                raise hidden from None
-            text = str(error).strip().splitlines()
-            if (
-                "non-Fake Tensor" in str(error)
-                or "found at least two devices" in str(error)
-                or "Device Propagation" in str(error)
-            ):
-                reason = "a tensor lives on the host (a constant made in forward?); register it as a buffer"
-            elif "_local_scalar_dense" in str(error) or "item()" in str(error):
-                reason = "it needs a value on the host (.item(), a Python `if` or `float()`)"
-            else:
-                reason = text[-1] if text else type(error).__name__
-            raise _refused(f"after {recorder.last}", reason) from error
+            if recorder.refusal is None:
+                text = str(error).strip().splitlines()
+                raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
+    if recorder.refusal is not None:
+        raise recorder.refusal
     return recorder.result
-
-
-def _cause(error: Exception) -> GraphSafetyError | None:
-    """A refusal that TorchScript's interpreter wrapped in an error of its own keeps only its text."""
-    for line in str(error).splitlines():
-        if "the module cannot be captured in a CUDA graph: " in line:
-            return GraphSafetyError(line[line.index("the module cannot") :])
-    return None
 
 
 def _copy(module: nn.Module) -> nn.Module:

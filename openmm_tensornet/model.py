@@ -385,9 +385,14 @@ class TensorNet(nn.Module):
     def energy_and_forces(self, z, positions, molecules, pairs, num_molecules, total_charge=None):
         """Energies, shape (M,), and forces −∂ΣE/∂x, shape (N, 3); arguments as :meth:`forward`.
 
-        The graph is kept in training mode, so that a loss of the forces can be differentiated again.
+        The graph is kept in training mode, so that a loss of the forces can be differentiated again, also by
+        ``torch.compile``: it follows torch.func.grad, but not torch.autograd.grad with a graph kept.
         """
-        positions = positions.detach().requires_grad_(True)
-        energy = self(z, positions, molecules, pairs, num_molecules, total_charge)
-        (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=self.training)
+
+        def total(x: Tensor) -> tuple[Tensor, Tensor]:
+            energy = self(z, x, molecules, pairs, num_molecules, total_charge)
+            return energy.sum(), energy
+
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            gradient, energy = torch.func.grad(total, has_aux=True)(positions.detach())
         return energy, -gradient

@@ -156,7 +156,7 @@ class AllPairs(nn.Module):
     def vectors(self, positions: Tensor, box: Tensor | None) -> Tensor:
         """Vectors of the pairs of `index`."""
         if self.empty:  # single atoms: one pair that is beyond the cutoff stands for none
-            return self.far.to(positions.dtype) + positions[:1] * 0
+            return self.far.to(positions.dtype)
         ends = positions.index_select(0, self.ends).view(2, -1, 3)
         vector = ends[0] - ends[1]
         if self.periodic:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from .blocks import DenseBlocks, PairSums, part_scales
 from .flatten import flatten
 from .model import TensorNet
-from .neighbors import AllPairs, SelectedPairs, pair_capacity
+from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
 from .network import StaticNetwork
 from .tabulate import Functions, RadialTable
-from .testing import TABULATION, Deviation, deviation
+from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
@@ -25,6 +25,8 @@ TABLE_SIZES = (1024, 2048, 4096, 8192)
 FUNCTION_ERROR = (1e-5, 1e-3)
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
+# Up to this many atoms a potential is checked against the reference model itself.
+REFERENCE_ATOMS = 100
 # Pairs of a list that are gathered at a time.
 CHUNK = 1024
 
@@ -202,6 +204,7 @@ class StaticProgram(nn.Module):
             sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
             slot_charge = charges[molecules]
             places = torch.arange(len(z))
+        self.guarded = capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.network = StaticNetwork(model, sums, slot_charge, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
@@ -252,6 +255,8 @@ class StaticProgram(nn.Module):
                 molecules = self.molecules.index_select(0, i)
                 kj = self.pair_weight.expand(pair_energy.shape)
                 energy = self._add(energy, molecules, pair_energy.double(), kj)
+            if self.guarded:  # an atom at NaN that has no pair would go unnoticed
+                energy = torch.add(energy, positions.sum(), alpha=0)
             if overflow is not None:
                 energy = torch.where(overflow, torch.nan, energy)  # a dropped pair would be a wrong number
             if box is not None:
@@ -274,6 +279,26 @@ class StaticProgram(nn.Module):
             return None
         z_i, z_j = (self.z.index_select(0, k) for k in pairs.unbind(0))
         return torch.stack([prior.pair_energy(z_i, z_j, distance * self.per_nm) for prior in self.priors]).sum(0)
+
+
+def _room(
+    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]
+) -> tuple[int | None, Grid | None]:
+    """Pairs that a list holds and its cells; None, None where all pairs are evaluated."""
+    _, molecules, _ = atoms.tensors()
+    sizes = torch.bincount(molecules)
+    if int(sizes.max()) <= DENSE_ATOMS:
+        return None, None
+    cutoff = model.cutoff * model.units.nm_per_length
+    known = [(x, molecules, box) for x, box, _ in check]
+    if max_pairs is None:
+        max_pairs = pair_capacity(sizes, cutoff, known)
+    elif isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
+        raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
+    everything = int((sizes * (sizes - 1) // 2).sum())
+    # Without a geometry nothing is known of the box, and all pairs are compared.
+    grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
+    return max(1, min(max_pairs, everything)), grid
 
 
 def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -352,7 +377,7 @@ class StaticPotential(nn.Module):
                     "ignores the box in it, so its energy would depend on how molecules are wrapped"
                 )
         reference = copy_double(model)
-        self.capacity, self.grid = self._room(model, atoms, max_pairs, check)
+        self.capacity, self.grid = _room(model, atoms, max_pairs, check)
         self.atoms, self.periodic, self.precision = atoms, periodic, precision
         self.tabulation: dict | None = None
         radial: nn.Module = _DirectRadial(copy_double(model), DTYPES[precision])
@@ -368,40 +393,18 @@ class StaticPotential(nn.Module):
             example = (*example, torch.eye(3, dtype=torch.float64) * 3 * self.cutoff)
         self.program = flatten(program, example)
 
-    @staticmethod
-    def _room(
-        model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]
-    ) -> tuple[int | None, Grid | None]:
-        """Pairs that a list holds and its cells; None, None where all pairs are evaluated."""
-        _, molecules, _ = atoms.tensors()
-        sizes = torch.bincount(molecules)
-        if int(sizes.max()) <= DENSE_ATOMS:
-            return None, None
-        cutoff = model.cutoff * model.units.nm_per_length
-        known = [(x, molecules, box) for x, box, _ in check]
-        if max_pairs is None:
-            max_pairs = pair_capacity(sizes, cutoff, known)
-        elif isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
-            raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
-        everything = int((sizes * (sizes - 1) // 2).sum())
-        # Without a geometry nothing is known of the box, and all pairs are compared.
-        grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
-        return max(1, min(max_pairs, everything)), grid
-
     def _refine(self, model: TensorNet, functions: Functions, check: Sequence[tuple]) -> int:
         """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
+        worst, error = Deviation(0.0, 0.0), None
         for intervals in TABLE_SIZES:
             table = radial_table(model, functions, intervals, torch.float64)
-            error = table.error(functions)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
             found = [deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
-            good = (
-                worst.within(TABULATION[self.precision])
-                and error.value <= FUNCTION_ERROR[0]
-                and error.derivative <= FUNCTION_ERROR[1]
-            )
-            if good:
+            if not worst.within(TABULATION[self.precision]):
+                continue
+            error = table.error(functions)
+            if error.value <= FUNCTION_ERROR[0] and error.derivative <= FUNCTION_ERROR[1]:
                 self.tabulation = {
                     "intervals": intervals,
                     "trusted_from_nm": MINIMUM_DISTANCE,
@@ -440,6 +443,23 @@ class StaticPotential(nn.Module):
 def copy_double(model: TensorNet) -> TensorNet:
     """A frozen copy in float64, from which everything static is made."""
     return copy.deepcopy(model).double().eval().requires_grad_(False)
+
+
+def expected_energy_and_forces(
+    model: TensorNet, atoms: Atoms, positions: Tensor, box: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm.
+
+    The reference model; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the float64 program without
+    tables takes its place, which the tests compare with the reference model at such sizes.
+    """
+    model = copy_double(model)
+    if len(positions) <= REFERENCE_ATOMS:
+        return reference_energy_and_forces(model, atoms, positions, box)
+    capacity, grid = _room(model, atoms, None, [(positions, box, None)])
+    radial = _DirectRadial(copy_double(model), torch.float64)
+    program = StaticProgram(model, atoms, box is not None, torch.float64, radial, capacity, grid)
+    return program(positions, box)
 
 
 def scaled_radial_functions(model: TensorNet) -> Functions:

@@ -57,7 +57,7 @@ def test_untabulated_double_is_the_reference(name, way):
     assert np.abs(forces - case.forces).max() < max(1e-8, loose)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, "alanine-dipeptide", "methylammonium"])
+@pytest.mark.parametrize("name", ["zbl-float64", "lower-cutoff-trainable", "alanine-dipeptide"])
 def test_tables_stay_within_their_bound(name, way):
     case = SMALL[name]
     static = make(case, precision="double")
@@ -97,9 +97,9 @@ def test_empty_last_molecule():
     assert torch.allclose(forces, expected[1], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (2,), (1, 3, 1), (5, 5), (7, 2, 1)])
+@pytest.mark.parametrize("sizes", [(1,), (2,), (1, 3, 1), (7, 2, 1)])
 def test_small_and_uneven_molecules(sizes, way, model_path):
-    model = load_model(model_path("variants/charged-3layers-mean"))
+    model = load_model(model_path("variants/lower-cutoff-trainable"))
     generator = torch.Generator().manual_seed(sum(sizes))
     numbers = torch.randint(1, 10, (sum(sizes),), generator=generator).tolist()
     molecules = [k for k, n in enumerate(sizes) for _ in range(n)]
@@ -205,12 +205,13 @@ def test_kernels_of_alanine_dipeptide():
     assert check_graph_safety(static.program, x.float()).kernels <= 150
 
 
-def test_torch_compile_takes_it_whole():
-    case = VARIANTS["atomref-old-layout-old-head"]
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_torch_compile_takes_it_whole(backend):
+    case = VARIANTS["zero-layers" if backend == "aot_eager" else "atomref-old-layout-old-head"]
     static = make(case, precision="double")
     x, _ = case.tensors()
     torch._dynamo.reset()
-    compiled = torch.compile(static, fullgraph=True, dynamic=False)
+    compiled = torch.compile(static, fullgraph=True, dynamic=False, backend=backend)
     for got, expected in zip(compiled(x), static(x), strict=True):
         assert torch.allclose(got, expected, rtol=0, atol=1e-7)
 

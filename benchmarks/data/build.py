@@ -131,9 +131,9 @@ def solvated(topology: app.Topology, positions: np.ndarray) -> None:
         nonbondedCutoff=0.9 * unit.nanometer,
         constraints=app.HBonds,
     )
-    positions, box = run(modeller.topology, modeller.positions, system, 100, pressure=True)
+    positions, box = run(modeller.topology, modeller.positions, system, 20, pressure=True)
     assert len(positions) == 2500, len(positions)
-    note = "CLN025 (total charge -2) in 778 TIP3P waters; Amber14/TIP3P: 100 ps at 300 K and 1 bar, minimum"
+    note = "CLN025 (total charge -2) in 778 TIP3P waters; Amber14/TIP3P: 20 ps at 300 K and 1 bar, minimum"
     write("cln025_in_water", note, symbols_of(modeller.topology), positions, box)
 
 

@@ -1,0 +1,164 @@
+"""Who imports whom, and what `import openmm_tensornet` needs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
+# A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
+ORDER = (
+    "units",
+    "files",
+    "tensors",
+    "radial",
+    "priors",
+    "neighbors",
+    "model",
+    "registry",
+    "checkpoint",
+    "tabulate",
+    "blocks",
+    "network",
+    "graphsafety",
+    "flatten",
+    "testing",
+    "potential",
+    "export",
+    "force",
+    "system",
+    "runfiles",
+    "simulation",
+    "cli",
+)
+# Not installed everywhere, or slow to import.
+OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps")
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+
+
+def imports(source: str, *, typing_too: bool = False) -> set[str]:
+    """Full names of what a module imports, inside functions too; a name from a package counts as a module."""
+    tree = ast.parse(source)
+    skipped = set()
+    if not typing_too:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                skipped |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level <= 1
+            home = ".".join(filter(None, ["openmm_tensornet" if node.level else None, node.module]))
+            found |= {f"{home}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_modules(names: set[str]) -> set[str]:
+    """Modules of the package among imported names."""
+    parts = [name.split(".") for name in names if name.split(".")[0] == "openmm_tensornet"]
+    return {part[1] for part in parts if len(part) > 1 and part[1] != "__version__"}
+
+
+def read(module: str) -> str:
+    return (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+
+
+def test_reading_imports():
+    source = (
+        "from __future__ import annotations\nimport torch.nn as nn\nfrom . import __version__, tensors\n"
+        "from .model import TensorNet\nif TYPE_CHECKING:\n    from .potential import Atoms\n"
+        "def f():\n    from openmm_tensornet.force import openmmtorch\n"
+    )
+    assert own_modules(imports(source)) == {"tensors", "model", "force"}
+    assert own_modules(imports(source, typing_too=True)) == {"tensors", "model", "force", "potential"}
+    assert "torch.nn" in imports(source)
+
+
+def test_every_module_has_its_place():
+    assert set(MODULES) == set(ORDER)
+    assert not [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_up_the_table(module):
+    below = own_modules(imports(read(module))) - set(ORDER[: ORDER.index(module)])
+    assert not below, f"{module}.py imports {sorted(below)}, which come after it"
+
+
+@pytest.mark.parametrize("module", [*MODULES, "__init__"])
+def test_only_force_imports_openmmtorch(module):
+    imported = {name.split(".")[0] for name in imports(read(module), typing_too=True)}
+    assert ("openmmtorch" in imported) == (module == "force")
+
+
+def test_models_are_readable_without_openmm():
+    """From units to flatten, openmm is needed by nothing but the conversion of its units, inside a function."""
+    for module in ORDER[: ORDER.index("force")]:
+        names = {name.split(".")[0] for name in imports(read(module), typing_too=True)}
+        assert ("openmm" in names) == (module == "units"), module
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_importing_the_package_imports_nothing_else():
+    code = (
+        "import sys; before = set(sys.modules); import openmm_tensornet as ot; ot.__version__; dir(ot)\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "openmm_tensornet" in loaded
+    assert not loaded & {*OPTIONAL, "torch", "openmm", "numpy"}
+
+
+BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # an import of None raises ImportError
+
+
+def test_without_optional_packages_all_but_the_force_works_and_that_says_what_to_install(model_path):
+    code = BLOCKED + (
+        "import torch, openmm_tensornet as ot, openmm_tensornet.cli\n"
+        "from openmm.app import Element, Topology\n"
+        "for name in ot.__all__:\n"
+        "    if name != 'TensorNetForce':\n"
+        "        assert getattr(ot, name) is not None\n"
+        "from openmm_tensornet.potential import Atoms\n"
+        "potential = ot.StaticPotential(ot.load_model(sys.argv[1]), Atoms.make([8, 1, 1]), tabulate=False)\n"
+        "energy, forces = potential(torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0, 0.1, 0]]))\n"
+        "assert torch.isfinite(energy) and torch.isfinite(forces).all()\n"
+        "topology = Topology()\n"
+        "topology.addAtom('He', Element.getByAtomicNumber(2), topology.addResidue('He', topology.addChain()))\n"
+        "for attempt in (lambda: ot.TensorNetForce, lambda: ot.create_system(topology, 'no-such-file.ckpt')):\n"
+        "    try:\n"
+        "        attempt()\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+        f"assert not [name for name in {OPTIONAL!r} if sys.modules[name] is not None]\n"
+    )
+    done = run(code, str(model_path("variants/zero-layers")))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        for text in (
+            "TensorNetForce needs openmmtorch",
+            "pip install openmm-tensornet[cpu]",
+            "conda-forge openmm-torch",
+        ):
+            assert text in line
+
+
+def test_unknown_names_are_attribute_errors():
+    import openmm_tensornet
+
+    with pytest.raises(AttributeError, match=r"module 'openmm_tensornet' has no attribute 'TensorNet3'"):
+        _ = openmm_tensornet.TensorNet3
+    assert set(openmm_tensornet.__all__) <= set(dir(openmm_tensornet))
