@@ -150,19 +150,20 @@ class Session:
         }
 
     def reference(self, case: str, model: str, positions: list) -> list[dict]:
-        """The same at several positions from our eager model in float64, without OpenMM; needs no start."""
+        """The same at several positions as our force is checked against, float64, without OpenMM; needs no start."""
         import torch
 
         from openmm_tensornet import load_model
-        from openmm_tensornet.potential import Atoms, copy_double
-        from openmm_tensornet.testing import reference_energy_and_forces
+        from openmm_tensornet.potential import Atoms, expected_energy_and_forces
 
         structure = load(CASES[case])
         numbers = [atom.element.atomic_number for atom in make_topology(structure).atoms()]
         atoms = Atoms.make(numbers, None, CASES[case].total_charge)
         box = None if structure.box is None else torch.tensor(structure.box)
-        network = copy_double(load_model(model))
-        found = [reference_energy_and_forces(network, atoms, torch.tensor(x), box) for x in positions]
+        network = load_model(model)
+        found = [
+            expected_energy_and_forces(network, atoms, torch.tensor(x, dtype=torch.float64), box) for x in positions
+        ]
         return [{"energy": float(energy.sum()), "forces": forces.tolist()} for energy, forces in found]
 
     def time_steps(self, count: int) -> float:

@@ -42,20 +42,22 @@ class _Cluster(nn.Module):
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
+        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
             total, forces = energies.sum(), self.scatter(positions, forces)
         return total, forces
 
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms."""
-        if self.subset:
-            return positions.index_select(0, self.atoms)
-        if positions.size(0) != self.count:
+    def check(self, positions: Tensor):
+        """Refuse a System of another size (a shape is known without asking the device)."""
+        if not self.subset and positions.size(0) != self.count:
             raise RuntimeError(
                 "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
             )
-        return positions
+
+    def gather(self, positions: Tensor) -> Tensor:
+        """Positions of the potential's atoms."""
+        return positions.index_select(0, self.atoms) if self.subset else positions
 
     def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
         """Forces of all particles of the System."""
@@ -69,6 +71,7 @@ class _Periodic(_Cluster):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
             total, forces = energies.sum(), self.scatter(positions, forces)

@@ -128,6 +128,11 @@ def test_a_wrong_peer_is_not_timed(wrong, numbers):
     assert not any(timed(worker) for worker in workers.values())
 
 
+def test_tolerances_are_those_of_single_precision():
+    assert measure.tolerances(22) == measure.tolerances(200) == (2e-6, 3e-5)
+    assert measure.tolerances(2500) == pytest.approx((7.1e-6, 7.0e-5), rel=0.02)
+
+
 def test_ours_is_not_timed_if_its_reference_model_disagrees():
     worker = FakeWorker(0.1, energy=-1000.01)
     with pytest.raises(measure.WrongResult, match="alanine-dipeptide, ours: not timed"):

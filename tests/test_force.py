@@ -71,6 +71,7 @@ def evaluate(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.
     return energy / KJ_PER_EV, forces / KJ_PER_EV / 10
 
 
+@pytest.mark.filterwarnings("ignore:.*trained without total charges")
 @pytest.mark.parametrize("precision", ["double", "single"])
 @pytest.mark.parametrize("name", CASES)
 def test_oracle(name, precision, platform):
@@ -249,11 +250,12 @@ def topology_of(symbols: list[str | None], box: np.ndarray | None = None) -> Top
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
 
 
-class TestArguments:
-    @pytest.fixture(scope="class")
-    def model(self):
-        return load_model(VARIANTS["zero-layers"].checkpoint)
+@pytest.fixture(scope="module")
+def model():
+    return load_model(VARIANTS["zero-layers"].checkpoint)
 
+
+class TestArguments:
     def test_topology_gives_elements_and_box(self, model):
         plain = TensorNetForce(model, topology_of(["O", "H", "H"]))
         assert plain.metadata["atomic_numbers"] == [8, 1, 1]
@@ -349,14 +351,15 @@ class TestArguments:
         assert energy == pytest.approx(evaluate(context_of(make_system(alone, 3), platform), WATER)[0], abs=1e-9)
 
 
-class TestExportedFiles:
-    @pytest.fixture(scope="class")
-    def path(self, tmp_path_factory) -> Path:
-        path = tmp_path_factory.mktemp("export") / "water.pt"
-        model = load_model(VARIANTS["charged-3layers-mean"].checkpoint)
-        export_torchscript(model, path, atomic_numbers=[8, 1], total_charge=-1)
-        return path
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "water.pt"
+    model = load_model(VARIANTS["charged-3layers-mean"].checkpoint)
+    export_torchscript(model, path, atomic_numbers=[8, 1], total_charge=-1)
+    return path
 
+
+class TestExportedFiles:
     def test_keeps_what_it_was_exported_with(self, path):
         force = TensorNetForce(path, atomic_numbers=[8, 1])
         assert force.metadata["total_charge"] == [-1.0]
@@ -370,11 +373,17 @@ class TestExportedFiles:
         [
             ({"atomic_numbers": [1, 8]}, r"exported for \(2 atoms\), received 2 that differ from atom 0 on"),
             ({"atomic_numbers": [8, 1, 1]}, "received 3 that differ from atom 2 on"),
-            ({"atomic_numbers": [8, 1], "total_charge": 1}, r"expected \[-1.0\] as the file was exported with, received 1"),
+            (
+                {"atomic_numbers": [8, 1], "total_charge": 1},
+                r"expected \[-1.0\] as the file was exported with, received 1",
+            ),
             ({"atomic_numbers": [8, 1], "molecules": [0, 1]}, "molecules: expected those"),
             ({"atomic_numbers": [8, 1], "atoms": [0, 2]}, "atoms: expected None"),
             ({"atomic_numbers": [8, 1], "box_vectors": np.eye(3) * 2}, "periodic: expected False"),
-            ({"atomic_numbers": [8, 1], "precision": "double"}, "precision: expected 'single' as the file was exported"),
+            (
+                {"atomic_numbers": [8, 1], "precision": "double"},
+                "precision: expected 'single' as the file was exported",
+            ),
         ],
     )
     def test_refusals(self, path, options, text):

@@ -279,7 +279,11 @@ class TestNeighbors:
         if lattice is not None:
             x = x + torch.randint(-3, 4, (300, 3)).double() @ box
         cells = (3, 3, 3) if lattice is not None else (3, 4, 5)
-        for room, capacity, left_out in ((60, len(expected) + 40, False), (60, len(expected) - 1, True), (3, 9000, True)):
+        for room, capacity, left_out in (
+            (60, len(expected) + 40, False),
+            (60, len(expected) - 1, True),
+            (3, 9000, True),
+        ):
             finder = CellPairs(molecules, lattice is not None, 0.5, capacity, Grid(cells, room))
             index, vector, overflow = finder(x, lattice)
             assert index.shape == (2, capacity)
