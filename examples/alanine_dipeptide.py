@@ -28,8 +28,6 @@ simulation.context.setVelocitiesToTemperature(300 * kelvin)
 
 simulation.reporters.append(DCDReporter("alanine_dipeptide.dcd", 100))
 simulation.reporters.append(
-    StateDataReporter(
-        sys.stdout, 100, step=True, time=True, potentialEnergy=True, temperature=True, speed=True
-    )
+    StateDataReporter(sys.stdout, 100, step=True, time=True, potentialEnergy=True, temperature=True, speed=True)
 )
 simulation.step(2000)

@@ -13,11 +13,13 @@ a channel. Tensors of the network are (9, A, F), components in the orthonormal b
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import tensors
+from .module import Module
 
 
 class _Expand(torch.autograd.Function):
@@ -63,7 +65,7 @@ def part_scales() -> Tensor:
     return torch.tensor([math.sqrt(3), math.sqrt(2), 1.0], dtype=torch.float64)
 
 
-class DenseBlocks(nn.Module):
+class DenseBlocks(Module):
     """All pairs of each molecule in padded blocks.
 
     Parameters
@@ -150,7 +152,7 @@ class DenseBlocks(nn.Module):
         return torch.cat(parts).flatten(1, 2)
 
 
-class PairSums(nn.Module):
+class PairSums(Module):
     """Sums over a list of pairs i<j of atoms, chunk by chunk, so that what is gathered stays in cache.
 
     Unused slots of the list have a distance beyond the cutoff, where all functions are zero, so that the atoms they name
@@ -171,7 +173,8 @@ class PairSums(nn.Module):
 
     def __init__(self, radial: list[nn.Module], receiver: Tensor, sender: Tensor, self_functions: Tensor, chunk: int):
         super().__init__()
-        self.radial, self.chunk = nn.ModuleList(radial), chunk
+        self.chunk = chunk
+        self.radial: Any = nn.ModuleList(radial)
         atoms, channels = receiver.shape
         own = self_functions.view(-1, 3, channels)
         part = torch.arange(3).repeat_interleave(torch.tensor(tensors.PART_SIZES))

@@ -20,6 +20,7 @@ from . import __version__
 from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
+from .module import Module
 from .potential import Atoms, StaticPotential, expected_energy_and_forces
 from .testing import TOLERANCES, deviation, geometries
 
@@ -28,7 +29,7 @@ FORMAT_VERSION = 1
 _ATEN = torch.ops.aten
 
 
-class _Cluster(nn.Module):
+class _Cluster(Module):
     """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
 
     The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a

@@ -65,7 +65,7 @@ def check_versions(distribution: str, version: str, torch_version: str, openmm_v
 openmmtorch = _import_openmmtorch()
 
 
-class TensorNetForce(openmmtorch.TorchForce):
+class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
     """A TensorNet potential that `System.addForce` takes.
 
     Parameters

@@ -10,18 +10,21 @@ Shapes: N atoms, M molecules, E directed pairs, F channels. Lengths and energies
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import tensors
+from .module import Module
 from .neighbors import Pairs
 from .priors import Prior
 from .radial import RADIAL_BASES, cosine_cutoff
 from .units import ModelUnits
 
 
-class ShiftedSoftplus(nn.Module):
+class ShiftedSoftplus(Module):
     """softplus(x) − ln 2, with ln 2 rounded to float32 as in TorchMD-Net."""
 
     shift = 0.6931471824645996
@@ -111,7 +114,7 @@ class TensorNetConfig:
             )
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """Tensor embedding of each atom from its neighbours' species, distances and directions."""
 
     def __init__(self, config: TensorNetConfig):
@@ -119,11 +122,11 @@ class Embedding(nn.Module):
         f = config.embedding_dimension
         self.species = nn.Embedding(config.max_z, f)
         self.species_pair = nn.Linear(2 * f, f)
-        self.radial = nn.ModuleList(nn.Linear(config.num_rbf, f) for _ in range(3))
+        self.radial: Any = nn.ModuleList(nn.Linear(config.num_rbf, f) for _ in range(3))
         self.norm = nn.LayerNorm(f)
-        self.scalar = nn.ModuleList((nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
-        self.tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(3))
-        self.activation = ACTIVATIONS[config.activation]()
+        self.scalar: Any = nn.ModuleList((nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
+        self.tensor: Any = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(3))
+        self.activation: Any = ACTIVATIONS[config.activation]()
 
     def pair_species(self, z_i: Tensor, z_j: Tensor) -> Tensor:
         """Z_ij = emb2[emb(z_i), emb(z_j)], shape (P, F)."""
@@ -174,16 +177,16 @@ class Embedding(nn.Module):
         )
 
 
-class Interaction(nn.Module):
+class Interaction(Module):
     """One message-passing layer."""
 
     def __init__(self, config: TensorNetConfig):
         super().__init__()
         f = config.embedding_dimension
         self.group = config.group
-        self.radial = nn.ModuleList((nn.Linear(config.num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
-        self.tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
-        self.activation = ACTIVATIONS[config.activation]()
+        self.radial: Any = nn.ModuleList((nn.Linear(config.num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
+        self.tensor: Any = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
+        self.activation: Any = ACTIVATIONS[config.activation]()
 
     def radial_weight(self, rbf: Tensor) -> Tensor:
         """σ(L₂σ(L₁σ(L₀ rbf))), shape (..., 3, F)."""
@@ -233,7 +236,7 @@ class Interaction(nn.Module):
         return x + d + charge_factor * tensors.matmul(d, d)
 
 
-class TensorNet(nn.Module):
+class TensorNet(Module):
     """TensorNet with its scalar head, scaling and priors: positions to one energy for each molecule.
 
     Parameters
@@ -257,17 +260,17 @@ class TensorNet(nn.Module):
         self.units = units or ModelUnits()
         self.elements: tuple[int, ...] | None = None
         self.source_hash = ""
-        self.rbf = RADIAL_BASES[config.rbf_type](
+        self.rbf: Any = RADIAL_BASES[config.rbf_type](
             config.num_rbf, config.cutoff_lower, config.cutoff_upper, config.trainable_rbf
         )
         self.embedding = Embedding(config)
-        self.layers = nn.ModuleList(Interaction(config) for _ in range(config.num_layers))
+        self.layers: Any = nn.ModuleList(Interaction(config) for _ in range(config.num_layers))
         self.out_norm = nn.LayerNorm(3 * f)
         self.out = nn.Linear(3 * f, f)
         sizes = [f] + [f // 2] * (1 + config.head_hidden_layers) + [1]
-        self.head = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
-        self.activation = ACTIVATIONS[config.activation]()
-        self.priors = nn.ModuleList(priors or [])
+        self.head: Any = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.activation: Any = ACTIVATIONS[config.activation]()
+        self.priors: Any = nn.ModuleList(priors or [])
         self.register_buffer("mean", torch.tensor(0.0))
         self.register_buffer("std", torch.tensor(1.0))
 

@@ -10,7 +10,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .module import Module
 
 # Atoms in a nm³ of a dense liquid (water has 100), and the room left for fluctuations.
 DENSE_LIQUID = 110.0
@@ -101,7 +103,7 @@ def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor 
     wrap = -torch.floor(fraction) @ box
     x, fraction = x + wrap, fraction - torch.floor(fraction)
     reach = cutoff * torch.linalg.vector_norm(inverse, dim=0)  # as fractions of the box
-    index, shift = [], []
+    found_pairs, shift = [], []
     for image in torch.cartesian_prod(*[torch.arange(-1, 2)] * 3):
         # Only atoms near opposite faces can meet through an image.
         i = torch.nonzero(((image != 1) | (fraction < reach)).all(1) & ((image != -1) | (fraction > 1 - reach)).all(1))
@@ -111,9 +113,9 @@ def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor 
         distance = torch.linalg.vector_norm(x[i][:, None] - x[j][None, :] + lattice, dim=-1)
         found = torch.nonzero(same[i][:, j] & (distance < cutoff)).T
         found = torch.stack((i[found[0]], j[found[1]]))
-        index.append(found)
+        found_pairs.append(found)
         shift.append(lattice + wrap[found[0]] - wrap[found[1]])
-    return Pairs(torch.cat(index, dim=1), torch.cat(shift))
+    return Pairs(torch.cat(found_pairs, dim=1), torch.cat(shift))
 
 
 def all_pairs(molecules: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ def minimum_image(vector: Tensor, box: Tensor) -> Tensor:
     return vector
 
 
-class AllPairs(nn.Module):
+class AllPairs(Module):
     """All pairs i<j of each molecule, known beforehand.
 
     Like every list of the static potential, it takes positions, shape (N, 3), and the box or None, and gives the pairs, int64 of shape
@@ -190,7 +192,7 @@ class SelectedPairs(AllPairs):
         return self.candidates.index_select(1, chosen), vector, overflow
 
 
-class CellPairs(nn.Module):
+class CellPairs(Module):
     """The pairs closer than the cutoff, found in cells as wide as the cutoff; the interface of :class:`AllPairs`.
 
     Cells repeat periodically, with or without a box: atoms that are far apart may share one, which costs a comparison, never

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from . import tensors
 from .model import TensorNet
+from .module import Module
 
 
 class _Normalize(torch.autograd.Function):
@@ -104,7 +107,7 @@ class _Direction(torch.autograd.Function):
         return torch.addcmul(across, unit, along.squeeze(2))
 
 
-class StaticNetwork(nn.Module):
+class StaticNetwork(Module):
     """Everything between pair vectors and the energy of each slot.
 
     Parameters
@@ -121,7 +124,7 @@ class StaticNetwork(nn.Module):
     def __init__(self, model: TensorNet, sums: nn.Module, charge: Tensor, dtype: torch.dtype):
         super().__init__()
         self.sums = sums
-        self.activation = model.activation
+        self.activation: Any = model.activation
         self.group = model.config.group
         sizes = torch.tensor(tensors.PART_SIZES)
 
@@ -131,12 +134,12 @@ class StaticNetwork(nn.Module):
 
         self.register_buffer("part", torch.arange(3).repeat_interleave(sizes))
         self.register_buffer("embedding_tensor", linears(model.embedding.tensor))
-        self.gates = _affines((model.embedding.norm, *model.embedding.scalar), dtype)
+        self.gates: Any = _affines((model.embedding.norm, *model.embedding.scalar), dtype)
         for k, layer in enumerate(model.layers):
             self.register_buffer(f"tensor_in_{k}", linears(layer.tensor[:3]))
             self.register_buffer(f"tensor_out_{k}", linears(layer.tensor[3:]))
         self.num_layers = len(model.layers)
-        self.readout = _affines((model.out_norm, model.out, *model.head), dtype)
+        self.readout: Any = _affines((model.out_norm, model.out, *model.head), dtype)
         table = tensors.product_table()  # (a, b, c)
         pair_table = table + table.transpose(0, 1) if self.group == "O(3)" else 2 * table.transpose(0, 1)
         self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
@@ -183,7 +186,7 @@ class StaticNetwork(nn.Module):
         return torch.mm(self.pair_table, outer.flatten(1)).view(x.shape)
 
 
-class _Affine(nn.Module):
+class _Affine(Module):
     """Weight (to multiply from the right; a vector for a LayerNorm) and bias, as buffers."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype):

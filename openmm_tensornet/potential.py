@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from .blocks import DenseBlocks, PairSums, part_scales
 from .flatten import flatten
 from .model import TensorNet
+from .module import Module
 from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
 from .network import StaticNetwork
 from .tabulate import Functions, RadialTable
@@ -125,7 +127,7 @@ def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(value.__index__() for value in values)
 
 
-class _DirectRadial(nn.Module):
+class _DirectRadial(Module):
     """The radial functions themselves, behind the interface of :class:`RadialTable`."""
 
     def __init__(self, model: TensorNet, dtype: torch.dtype, share: slice = slice(None)):
@@ -158,7 +160,7 @@ def _function_scales(model: TensorNet) -> Tensor:
     return scales
 
 
-class StaticProgram(nn.Module):
+class StaticProgram(Module):
     """The potential as written, before it is flattened; :class:`StaticPotential` is what users call."""
 
     def __init__(
@@ -231,7 +233,7 @@ class StaticProgram(nn.Module):
         self.register_buffer("pair_weight", torch.tensor(kj, dtype=torch.float64))
         self.register_buffer("no_force", torch.zeros(len(z), 3, dtype=torch.float64))
         self.per_nm = 1 / units.nm_per_length
-        self.priors = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
+        self.priors: Any = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
         self.register_buffer("z", z)
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -324,7 +326,7 @@ def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
     return (species * both).flatten(0, 1)
 
 
-class StaticPotential(nn.Module):
+class StaticPotential(Module):
     """A flat, static-shape, synchronisation-free program for fixed atoms, without autograd.
 
     Parameters
@@ -399,7 +401,7 @@ class StaticPotential(nn.Module):
         for intervals in TABLE_SIZES:
             table = radial_table(model, functions, intervals, torch.float64)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
-            found = [deviation(*program(x) if box is None else program(x, box), expected) for x, box, expected in check]
+            found = [deviation(*program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
                 continue
@@ -415,8 +417,8 @@ class StaticPotential(nn.Module):
                 }
                 return intervals
         raise RuntimeError(
-            f"tabulate: expected radial functions that {TABLE_SIZES[-1]} intervals describe to {TABULATION[self.precision]}, reached {worst} with "
-            f"{error}; pass tabulate=False to evaluate the functions themselves"
+            f"tabulate: expected radial functions that {TABLE_SIZES[-1]} intervals describe to "
+            f"{TABULATION[self.precision]}, reached {worst} with {error}; pass tabulate=False to evaluate the functions themselves"
         )
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:

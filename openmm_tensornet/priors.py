@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .module import Module
 from .radial import cosine_cutoff
 from .units import AVOGADRO
 
 
-class Prior(nn.Module):
+class Prior(Module):
     """A prior that adds nothing; the base of the others."""
 
     cutoff = 0.0

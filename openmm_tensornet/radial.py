@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .module import Module
+
 
 def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
     """Smooth cutoff C(d), the same shape as `distance`.
@@ -19,7 +21,7 @@ def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
     return 0.5 * (torch.cos(math.pi * distance / upper) + 1) * (distance < upper)
 
 
-class ExpNormal(nn.Module):
+class ExpNormal(Module):
     """Exponential-normal basis C₀(d)·exp(−β(exp(−α(d−lo))−μ)²), α = 5/(hi−lo) (PhysNet, 10.1021/acs.jctc.9b00181).
 
     C₀ is the cosine cutoff from 0 to `upper` whatever `lower` is.
@@ -41,7 +43,7 @@ class ExpNormal(nn.Module):
         return cosine_cutoff(d, 0.0, self.upper) * gauss
 
 
-class Gaussian(nn.Module):
+class Gaussian(Module):
     """Gaussians exp(coeff·(d−offset)²) on a uniform grid; no cutoff factor."""
 
     def __init__(self, num_rbf: int, lower: float, upper: float, trainable: bool = False):

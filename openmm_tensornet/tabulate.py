@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .module import Module
 
 Functions = Callable[[Tensor], Tensor]
 
@@ -44,7 +46,7 @@ class _Spline(torch.autograd.Function):
         return None, ctx.table.slope(ctx.saved, gradients[0])
 
 
-class RadialTable(nn.Module):
+class RadialTable(Module):
     """Piecewise cubic table of functions of the distance, between `lower` and `upper`.
 
     At and beyond `upper` every function is zero. Below `lower`, where the table is not trusted, every function is NaN,
@@ -138,4 +140,5 @@ class RadialTable(nn.Module):
 def value_and_derivative(functions: Functions, distance: Tensor) -> tuple[Tensor, Tensor]:
     """Values and derivatives, each of shape (K, C), at distances of shape (K,)."""
     with torch.no_grad():
-        return torch.func.jvp(functions, (distance,), (torch.ones_like(distance),))
+        value, derivative = torch.func.jvp(functions, (distance,), (torch.ones_like(distance),))[:2]
+    return value, derivative

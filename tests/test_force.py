@@ -345,9 +345,10 @@ class TestArguments:
             context.getState(energy=True)
 
     def test_molecules_from_the_first_to_an_empty_last_one(self, model, platform):
-        force = TensorNetForce(model, atomic_numbers=[8, 1, 1], molecules=[0, 0, 0], total_charge=[0, 0])
+        options = {"atomic_numbers": [8, 1, 1], "precision": "double"}
+        force = TensorNetForce(model, molecules=[0, 0, 0], total_charge=[0, 0], **options)
         energy, _ = evaluate(context_of(make_system(force, 3), platform), WATER)
-        alone = TensorNetForce(model, atomic_numbers=[8, 1, 1])
+        alone = TensorNetForce(model, **options)
         assert energy == pytest.approx(evaluate(context_of(make_system(alone, 3), platform), WATER)[0], abs=1e-9)
 
 

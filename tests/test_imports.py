@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 # A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
 ORDER = (
+    "module",
     "units",
     "files",
     "tensors",
