@@ -226,7 +226,7 @@ def _compare(module, cases: dict, expected: dict, particles: list[int] | None, p
             if particles is not None:
                 forces = forces[particles]
             energies, own = expected[name]
-            found = deviation(energy.reshape(1), forces, (energies.sum().reshape(1), own))
+            found = deviation((energy.reshape(1), forces), (energies.sum().reshape(1), own))
             if not found.within(TOLERANCES[precision]):
                 raise RuntimeError(
                     f"the exported module disagrees with the reference model on geometry '{name}': energy off by "

@@ -227,6 +227,7 @@ class CellPairs(Module):
             "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.room),
             "unit": torch.eye(3, dtype=torch.float64),
             "far": torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64),
+            "nobody": torch.full((1, 3), torch.nan),
             "zero": torch.zeros(1, dtype=torch.long),
         }
         for name, value in buffers.items():
@@ -257,8 +258,9 @@ class CellPairs(Module):
         x = positions.float()
         if self.periodic:
             x = x - torch.mm((place / self.cells).floor().float(), box.float())  # type: ignore[union-attr]
-        nobody = torch.full_like(x[:1], torch.nan)
-        vector = torch.cat((x, nobody)).index_select(0, other.flatten()).view(count, 14, room, 3) - x[:, None, None]
+        vector = (
+            torch.cat((x, self.nobody)).index_select(0, other.flatten()).view(count, 14, room, 3) - x[:, None, None]
+        )
         if self.periodic:
             vector = minimum_image(vector.view(-1, 3), box.float()).view(count, 14, room, 3)  # type: ignore[union-attr]
         near = (vector * vector).sum(3) < (1.0005 * self.cutoff) ** 2

@@ -121,7 +121,7 @@ class StaticNetwork(Module):
     dtype : torch.dtype
     """
 
-    def __init__(self, model: TensorNet, sums: nn.Module, charge: Tensor, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, sums: Any, charge: Tensor, dtype: torch.dtype):
         super().__init__()
         self.sums = sums
         self.activation: Any = model.activation
@@ -189,7 +189,7 @@ class StaticNetwork(Module):
 class _Affine(Module):
     """Weight (to multiply from the right; a vector for a LayerNorm) and bias, as buffers."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype):
+    def __init__(self, module: Any, dtype: torch.dtype):
         super().__init__()
         weight = module.weight.detach()
         self.register_buffer("weight", (weight.T if weight.dim() == 2 else weight).contiguous().to(dtype))

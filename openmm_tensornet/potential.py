@@ -169,7 +169,7 @@ class StaticProgram(Module):
         atoms: Atoms,
         periodic: bool,
         dtype: torch.dtype,
-        radial: nn.Module,
+        radial: Any,
         capacity: int | None,
         grid: Grid | None,
     ):
@@ -401,7 +401,7 @@ class StaticPotential(Module):
         for intervals in TABLE_SIZES:
             table = radial_table(model, functions, intervals, torch.float64)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
-            found = [deviation(*program(x, box), expected) for x, box, expected in check]
+            found = [deviation(program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
                 continue

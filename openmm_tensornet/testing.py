@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .neighbors import find_pairs, minimum_image
+from .units import KJ_PER_MOL_PER_EV
 
 if TYPE_CHECKING:
     from .model import TensorNet
@@ -63,10 +64,9 @@ def reference_energy_and_forces(
     return energy.detach() * kj, forces.detach() * (kj / units.nm_per_length)
 
 
-def deviation(energy: Tensor, forces: Tensor, reference: tuple[Tensor, Tensor]) -> Deviation:
+def deviation(found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) -> Deviation:
     """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's."""
-    from .units import KJ_PER_MOL_PER_EV
-
+    energy, forces = found
     energy_error = float((energy.double() - reference[0]).abs().max()) / len(forces) / KJ_PER_MOL_PER_EV
     norm = float(reference[1].norm())
     force_error = float((forces.double() - reference[1]).norm())

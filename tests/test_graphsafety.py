@@ -248,6 +248,8 @@ def test_a_refusal_that_the_module_swallows_still_counts():
 class ViewsOnly(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         a, b, _ = x.t().unsqueeze(0).expand(2, 3, 5).unbind(1)
+        a = torch.cat(a.split([2, 3], dim=1)[:1] + b.split(2, dim=1)[1:2]) if a.dim() == 0 else a.split(2, dim=1)[0]
+        b = b[:, 1:4:2].as_strided((1, 3), (1, 1)).diagonal().expand(1, 3).contiguous() if b.dim() == 0 else b
         d = x.permute(1, 0).transpose(0, 1).view(3, 5).reshape(15).unflatten(0, (5, 3)).flatten()
         return b.narrow(1, 0, 2).squeeze(0).select(0, 1).detach() if d.dim() == 1 else a
 

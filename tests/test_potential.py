@@ -108,7 +108,7 @@ def test_small_and_uneven_molecules(sizes, way, model_path):
     x = packing(atoms, seed=1)
     expected = reference_energy_and_forces(copy_double(model), atoms, x)
     static = StaticPotential(model, atoms, precision="double", tabulate=False)
-    assert deviation(*static(x), expected).energy < 1e-10
+    assert deviation(static(x), expected).energy < 1e-10
     assert (static(x)[1] - expected[1]).abs().max() < 1e-6
 
 
