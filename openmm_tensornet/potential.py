@@ -409,6 +409,7 @@ class StaticPotential(Module):
             if error.value <= FUNCTION_ERROR[0] and error.derivative <= FUNCTION_ERROR[1]:
                 self.tabulation = {
                     "intervals": intervals,
+                    "basis_functions": len(table.modes),
                     "trusted_from_nm": MINIMUM_DISTANCE,
                     "largest_value_error": error.value,
                     "largest_derivative_error": error.derivative,

@@ -2,6 +2,8 @@
 
 All functions of the distance that a TensorNet uses depend on it alone, so they are sampled once in float64, with exact
 derivatives, and evaluated as piecewise cubic Hermite polynomials. That replaces nine tenths of the network's arithmetic.
+The hundreds of functions are combinations of some tens of basis functions (a singular value decomposition of the
+samples); only these are tabulated, so that a table takes about a MB, and a matrix product combines them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import torch
 from torch import Tensor
 
 from .module import Module
+
+# Basis functions below this share of the largest are left out.
+RANK_TOLERANCE = 1e-9
 
 Functions = Callable[[Tensor], Tensor]
 
@@ -70,7 +75,9 @@ class RadialTable(Module):
         self.step = (upper - lower) / intervals
         nodes = torch.linspace(lower, upper, intervals + 1, dtype=torch.float64)
         value, slope = value_and_derivative(functions, nodes)
-        slope = slope * self.step
+        _, weight, modes = torch.linalg.svd(value[:: max(1, intervals // 512)], full_matrices=False)
+        modes = modes[weight > RANK_TOLERANCE * weight[0]]
+        value, slope = value @ modes.T, slope @ modes.T * self.step
         rise = value[1:] - value[:-1]
         cubic = torch.stack(
             (
@@ -83,6 +90,8 @@ class RadialTable(Module):
         )
         below, beyond = torch.full_like(cubic[:1], torch.nan), torch.zeros_like(cubic[:1])
         self.register_buffer("coefficients", torch.cat((below, cubic, beyond)).to(dtype))
+        self.register_buffer("modes", modes.to(dtype))
+        self.register_buffer("modes_t", modes.T.contiguous().to(dtype))
         self.register_buffer("exponents", torch.arange(4, dtype=dtype))
         # d(t^k)/d(distance) from t^0 ... t^3
         derivative = torch.diag(torch.arange(1, 4, dtype=torch.float64), 1) / self.step
@@ -100,19 +109,21 @@ class RadialTable(Module):
         row = position.long().clamp(0, self.intervals + 1)
         powers = torch.pow((position - row).unsqueeze(-1), self.exponents)
         coefficients = self.coefficients.index_select(0, row)
-        return torch.bmm(powers.unsqueeze(1), coefficients).squeeze(1), (powers, coefficients)
+        basis = torch.bmm(powers.unsqueeze(1), coefficients).squeeze(1)
+        return torch.mm(basis, self.modes), (powers, coefficients)
 
     def slope(self, saved: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Derivative by the distance of (values · gradient), shape (P,)."""
         powers, coefficients = saved
-        contracted = torch.bmm(gradient.unsqueeze(1), coefficients.transpose(1, 2))
+        by_basis = torch.mm(gradient, self.modes_t)
+        contracted = torch.bmm(by_basis.unsqueeze(1), coefficients.transpose(1, 2))
         return torch.bmm(contracted, torch.mm(powers, self.derivative).unsqueeze(2)).flatten()
 
     def split(self, parts: int) -> list[RadialTable]:
         """Tables of equal shares of the functions."""
         tables = [copy.copy(self) for _ in range(parts)]
-        for table, share in zip(tables, self.coefficients.chunk(parts, dim=2), strict=True):
-            table._buffers = {**self._buffers, "coefficients": share.contiguous()}
+        for table, share in zip(tables, self.modes.chunk(parts, dim=1), strict=True):
+            table._buffers = {**self._buffers, "modes": share.contiguous(), "modes_t": share.T.contiguous()}
         return tables
 
     @torch.no_grad()
@@ -120,16 +131,16 @@ class RadialTable(Module):
         """Compare the table with its functions on a grid ten times finer."""
         distance = torch.linspace(self.lower, self.upper, 10 * self.intervals + 1, dtype=torch.float64)[:-1]
         distance = distance + 0.05 * self.step
-        worst = torch.zeros(4, self.coefficients.shape[-1], dtype=torch.float64)
-        table = self.coefficients.double()
+        worst = torch.zeros(4, self.modes.shape[1], dtype=torch.float64)
+        table, modes = self.coefficients.double(), self.modes.double()
         for part in distance.split(2048):
             value, slope = value_and_derivative(functions, part)
             position = (part - self.lower) / self.step + 1
             row = position.floor()
             t = (position - row).unsqueeze(-1)
             c = table[row.long()]
-            own = c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
-            own_slope = (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) / self.step
+            own = (c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))) @ modes
+            own_slope = (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) @ modes / self.step
             now = torch.stack([v.abs().amax(0) for v in (own - value, own_slope - slope, value, slope)])
             worst = torch.maximum(worst, now)
         scale = worst[2:].clamp_min(1e-300)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from openmm_tensornet import load_model
 from openmm_tensornet.flatten import kernels
-from openmm_tensornet.graphsafety import GraphSafetyError, check_graph_safety, declare_launches
+from openmm_tensornet.graphsafety import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
 from openmm_tensornet.potential import Atoms, StaticPotential
 
 HOST_VALUE = "it copies a value to the host and waits for it"
@@ -246,12 +246,13 @@ def test_a_refusal_that_the_module_swallows_still_counts():
 
 
 class ViewsOnly(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        a, b, _ = x.t().unsqueeze(0).expand(2, 3, 5).unbind(1)
-        a = torch.cat(a.split([2, 3], dim=1)[:1] + b.split(2, dim=1)[1:2]) if a.dim() == 0 else a.split(2, dim=1)[0]
-        b = b[:, 1:4:2].as_strided((1, 3), (1, 1)).diagonal().expand(1, 3).contiguous() if b.dim() == 0 else b
-        d = x.permute(1, 0).transpose(0, 1).view(3, 5).reshape(15).unflatten(0, (5, 3)).flatten()
-        return b.narrow(1, 0, 2).squeeze(0).select(0, 1).detach() if d.dim() == 1 else a
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = x.t().unsqueeze(0).expand(2, 3, 5).unbind(1)[1]
+        a = a.split(2, dim=1)[0].split([1, 1], dim=0)[0].squeeze(0).narrow(0, 0, 2)[1:]
+        b = x.permute(1, 0).transpose(0, 1).view(3, 5).reshape(15).unflatten(0, (5, 3)).flatten()
+        b = b.as_strided((3, 3), (3, 1)).diagonal().detach()
+        c = x.unfold(0, 2, 1).select(2, 0)
+        return a, b, c
 
 
 class Arithmetic(nn.Module):
@@ -332,6 +333,19 @@ def test_passes_with_the_right_count(module, launches, way):
     result = check_graph_safety(way(module()), positions())
     assert result.kernels == launches, result.operators
     assert sum(result.operators.values()) == launches
+
+
+@pytest.mark.parametrize("operator", sorted(VIEWS, key=str), ids=str)
+def test_what_is_listed_as_a_view_is_one(operator):
+    """PyTorch's own schema says that the result shares memory with the first argument, which is not written to."""
+    if operator is torch.ops.aten._unsafe_view.default:  # a view that autograd must not know of
+        x = positions()
+        assert operator(x, (15,)).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return
+    shared = operator._schema.arguments[0].alias_info
+    assert shared is not None and not shared.is_write
+    for result in operator._schema.returns:
+        assert result.alias_info is not None
 
 
 def test_operators_are_recorded_by_name():
