@@ -22,6 +22,7 @@ from .testing import TABULATION, Deviation, deviation, reference_energy_and_forc
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
 DTYPES = {"single": torch.float32, "double": torch.float64}
+RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (1024, 2048, 4096, 8192)
 # Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
 FUNCTION_ERROR = (1e-5, 1e-3)
@@ -386,7 +387,7 @@ class StaticPotential(Module):
         if tabulate:
             functions = scaled_radial_functions(reference)
             intervals = self._refine(reference, functions, check)
-            radial = radial_table(reference, functions, intervals, DTYPES[precision])
+            radial = radial_table(reference, functions, intervals, RANK[precision], DTYPES[precision])
         program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity, self.grid)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
@@ -399,7 +400,7 @@ class StaticPotential(Module):
         """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
         worst, error = Deviation(0.0, 0.0), None
         for intervals in TABLE_SIZES:
-            table = radial_table(model, functions, intervals, torch.float64)
+            table = radial_table(model, functions, intervals, RANK[self.precision], torch.float64)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
             found = [deviation(program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
@@ -476,8 +477,9 @@ def scaled_radial_functions(model: TensorNet) -> Functions:
     return functions
 
 
-def radial_table(model: TensorNet, functions: Functions, intervals: int, dtype: torch.dtype) -> RadialTable:
+def radial_table(
+    model: TensorNet, functions: Functions, intervals: int, rank: float, dtype: torch.dtype
+) -> RadialTable:
     """Table from the closest trusted distance to the network's cutoff."""
-    return RadialTable(
-        functions, MINIMUM_DISTANCE, model.config.cutoff_upper * model.units.nm_per_length, intervals, dtype
-    )
+    upper = model.config.cutoff_upper * model.units.nm_per_length
+    return RadialTable(functions, MINIMUM_DISTANCE, upper, intervals, rank, dtype)

@@ -17,9 +17,6 @@ from torch import Tensor
 
 from .module import Module
 
-# Basis functions below this share of the largest are left out.
-RANK_TOLERANCE = 1e-9
-
 Functions = Callable[[Tensor], Tensor]
 
 
@@ -65,18 +62,22 @@ class RadialTable(Module):
         Range, in the unit of the distance.
     intervals : int
         Equal intervals of the grid.
+    rank : float
+        Basis functions whose share is below this part of the largest one's are left out.
     dtype : torch.dtype
         Of the table and the arithmetic.
     """
 
-    def __init__(self, functions: Functions, lower: float, upper: float, intervals: int, dtype: torch.dtype):
+    def __init__(
+        self, functions: Functions, lower: float, upper: float, intervals: int, rank: float, dtype: torch.dtype
+    ):
         super().__init__()
         self.lower, self.upper, self.intervals = lower, upper, intervals
         self.step = (upper - lower) / intervals
         nodes = torch.linspace(lower, upper, intervals + 1, dtype=torch.float64)
         value, slope = value_and_derivative(functions, nodes)
         _, weight, modes = torch.linalg.svd(value[:: max(1, intervals // 512)], full_matrices=False)
-        modes = modes[weight > RANK_TOLERANCE * weight[0]]
+        modes = modes[weight > rank * weight[0]]
         value, slope = value @ modes.T, slope @ modes.T * self.step
         rise = value[1:] - value[:-1]
         cubic = torch.stack(
