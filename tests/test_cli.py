@@ -323,10 +323,10 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     """Each option under its own name, in its own unit."""
     from openmm import unit
 
-    from openmm_tensornet import simulation
+    from openmm_tensornet import simulation, system
 
     seen = {}
-    monkeypatch.setattr(simulation, "create_system", lambda *_, **options: seen.update(options))
+    monkeypatch.setattr(system, "create_system", lambda *_, **options: seen.update(options))
     monkeypatch.setattr(simulation, "simulate", lambda *_, **options: seen.update(options))
     arguments = ["simulate", "--model", "m", str(EXAMPLE)]
     assert cli.main(arguments) == 0
@@ -397,9 +397,9 @@ def test_threads_of_larger_systems(monkeypatch):
 def test_warnings_are_lines(capsys, monkeypatch):
     import warnings
 
-    from openmm_tensornet import simulation
+    from openmm_tensornet import simulation, system
 
-    monkeypatch.setattr(simulation, "create_system", lambda *_, **__: warnings.warn("no bond", stacklevel=2))
+    monkeypatch.setattr(system, "create_system", lambda *_, **__: warnings.warn("no bond", stacklevel=2))
     monkeypatch.setattr(simulation, "simulate", lambda *_, **__: None)
     assert cli.main(["simulate", "--model", "m", str(EXAMPLE)]) == 0
     assert capsys.readouterr() == ("", "warning: no bond\n")
