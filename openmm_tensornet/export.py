@@ -92,7 +92,7 @@ def scriptable(program: fx.GraphModule) -> fx.GraphModule:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("layout", "device", "pin_memory")}
-        if node.target in (_ATEN.mm.default, _ATEN.bmm.default):
+        if node.target in (_ATEN.mm.default, _ATEN.bmm.default) and node.args[0].op == "get_attr":
             node.target = torch.matmul
         elif node.target is _ATEN.addmm.default and not node.kwargs:
             bias, left, right = node.args
