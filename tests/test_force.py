@@ -20,6 +20,8 @@ from openmm.app import Element, Topology
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
+from openmm_tensornet.potential import Atoms, copy_double
+from openmm_tensornet.testing import reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
 ENERGY = {"single": 2e-6, "double": 1e-7}
@@ -491,3 +493,19 @@ def test_energy_is_conserved(platform_name):
         f"mean temperature {np.mean(temperatures):.0f} K"
     )
     assert abs(drift) < 0.01
+
+
+@pytest.mark.slow
+def test_large_periodic_system_with_cells():
+    """1,536 atoms, where pairs are looked for in cells, against the reference model."""
+    case = CASES["water-64-rectangular"]
+    shifts = [np.array(s) * 1.24 for s in np.ndindex(2, 2, 2)]
+    x, box = np.concatenate([case.positions + shift for shift in shifts]), np.eye(3) * 2.48
+    numbers = list(case.atoms.numbers) * 8
+    model = load_model(VARIANTS["zero-layers"].checkpoint)
+    force = TensorNetForce(model, atomic_numbers=numbers, box_vectors=box, positions=x, precision="double")
+    context = context_of(make_system(force, len(x), box), openmm.Platform.getPlatformByName("CPU"))
+    energy, forces = evaluate(context, x)
+    expected = reference_energy_and_forces(copy_double(model), Atoms.make(numbers), torch.tensor(x), torch.tensor(box))
+    assert energy * KJ_PER_EV == pytest.approx(float(expected[0]), abs=1e-4)
+    assert np.abs(forces * KJ_PER_EV * 10 - expected[1].numpy()).max() < 1e-3
