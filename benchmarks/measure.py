@@ -184,6 +184,18 @@ def compare(name: str, found: list[dict], expected: list[dict]) -> dict[str, flo
     return {"energy_eV_per_atom": energy, "relative_force": force}
 
 
+def start(worker: Evaluator, case: Case, settings: Settings) -> Any:
+    """Make the force of a case in a worker; what the worker says of it."""
+    return worker.call(
+        "start",
+        case=case.name,
+        model=settings.model,
+        precision=settings.precision,
+        threads=settings.threads,
+        timestep_fs=settings.timestep_fs,
+    )
+
+
 def measure(
     case: Case,
     settings: Settings,
@@ -220,14 +232,7 @@ def measure(
     found = {}
     for name, worker in workers.items():
         report(f"{case.name}: starting {name}")
-        backends[name] = worker.call(
-            "start",
-            case=case.name,
-            model=settings.model,
-            precision=settings.precision,
-            threads=settings.threads,
-            timestep_fs=settings.timestep_fs,
-        )
+        backends[name] = start(worker, case, settings)
         found[name] = [worker.call("evaluate", positions=x) for x in geometry]
     comparisons = {}
     if reference is not None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import report
-from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, measure
+from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, measure, start
 from .systems import CASES, ROOT, Case
 
 FORMAT = 1
@@ -94,14 +94,7 @@ def run_breakdown(case: Case, settings: Settings) -> dict:
     """Operators of one evaluation, and what OpenMM adds to it in a step."""
     log(f"{case.name}: breakdown")
     with Worker(sys.executable, "ours", settings.threads) as worker:
-        worker.call(
-            "start",
-            case=case.name,
-            model=settings.model,
-            precision=settings.precision,
-            threads=settings.threads,
-            timestep_fs=settings.timestep_fs,
-        )
+        start(worker, case, settings)
         steps, found = [], []
         for _ in range(settings.rounds):
             steps.append(worker.call("time_steps", count=BREAKDOWN_EVALUATIONS))

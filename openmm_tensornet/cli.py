@@ -9,17 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import logging
 import os
 import string
 import sys
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openmm_tensornet import __version__
+from openmm_tensornet.files import is_torchscript
 
 if TYPE_CHECKING:
     import openmm
@@ -64,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    logging.getLogger().addFilter(_is_worth_saying)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
@@ -81,11 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)"
             print(f"openmm-tensornet: error: {' '.join(text.split())}", file=sys.stderr)
             return 2 if bad_input else 1
-
-
-def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """openmmtorch imports OpenMM under its old name, which logs a warning that no user can act on."""
-    return "simtk.openmm" not in record.getMessage()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -396,7 +389,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such file")
     description: dict[str, Any] = {
         "file": str(path),
-        "kind": "exported" if _is_torchscript(path) else "checkpoint",
+        "kind": "exported" if is_torchscript(path) else "checkpoint",
         "bytes": path.stat().st_size,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
@@ -414,13 +407,6 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "cutoff": model.cutoff,
         **model.metadata,
     }
-
-
-def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _lines(values: dict[str, Any], indent: str = "") -> Iterator[str]:

@@ -197,17 +197,14 @@ def compile_potential(
     wrapper = _Periodic if periodic else _Cluster
     index = None if particles is None else torch.tensor(particles)
     count = len(atoms.numbers)
-
-    def make() -> torch.jit.ScriptModule:
-        return torch.jit.script(wrapper(scriptable(potential.program), index, count, json.dumps(metadata)).eval())
-
-    module = make()
+    module = torch.jit.script(wrapper(scriptable(potential.program), index, count, "").eval())
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
     metadata["kernels"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
-    return Exported(make(), metadata)
+    module.metadata = json.dumps(metadata)  # complete only now; freezing above took a copy
+    return Exported(module, metadata)
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
@@ -318,14 +315,6 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
-
-
-def is_exported(path: str | os.PathLike) -> bool:
-    """Whether a file is a TorchScript archive rather than a checkpoint."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Files: written whole or not at all, and told apart by what is in them."""
 
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 
@@ -18,3 +19,11 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_torchscript(path: str | os.PathLike) -> bool:
+    """Whether a file is a TorchScript archive rather than a checkpoint."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())

@@ -120,10 +120,3 @@ def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphMod
         mapping[node] = new.node_copy(node, lookup)
     new.lint()
     return fx.GraphModule(root, new)
-
-
-def kernels(graph: fx.Graph) -> int:
-    """Number of operators of a flat graph that launch a kernel."""
-    return sum(
-        n.op == "call_function" and n.target is not operator.getitem and n.target not in VIEWS for n in graph.nodes
-    )

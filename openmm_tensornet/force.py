@@ -15,10 +15,11 @@ from openmm import unit
 from torch import Tensor
 
 from .checkpoint import load_model
-from .export import Exported, check_supported, compile_potential, is_exported, load_exported
+from .export import Exported, check_supported, compile_potential, load_exported
+from .files import is_torchscript
 from .model import TensorNet
 from .neighbors import check_box, minimum_image
-from .potential import DTYPES, MINIMUM_DISTANCE, Atoms
+from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, integers
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
@@ -208,7 +209,7 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
         raise ValueError(f"topology, atomic_numbers: expected one of them, received {given}")
     particles = None
     if atoms is not None:
-        particles = [_index("atoms", a) for a in atoms]
+        particles = list(integers("atoms", atoms))
         if not particles:
             raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
         repeated = (
@@ -219,7 +220,7 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
         if min(particles) < 0:
             raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
     if atomic_numbers is not None:
-        numbers = [_index("atomic_numbers", z) for z in atomic_numbers]
+        numbers = list(integers("atomic_numbers", atomic_numbers))
         if particles is not None and len(numbers) != len(particles):
             raise ValueError(
                 f"atomic_numbers: expected one for each of the {len(particles)} atoms, received {len(numbers)}"
@@ -245,12 +246,6 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
         numbers.append(atom.element.atomic_number)
         labels.append(f"{where}, {atom.element.symbol})")
     return numbers, labels, particles
-
-
-def _index(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected integers, received {value!r}")
-    return value.__index__()
 
 
 def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | None:
@@ -312,7 +307,7 @@ def _open(model: Any) -> TensorNet | Exported:
             raise FileNotFoundError(
                 f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist"
             )
-        return load_exported(model) if is_exported(model) else load_model(model)
+        return load_exported(model) if is_torchscript(model) else load_model(model)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")

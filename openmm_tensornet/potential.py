@@ -77,14 +77,14 @@ class Atoms:
         ValueError, TypeError
             If lengths or values do not fit.
         """
-        z = _integers("atomic_numbers", numbers)
+        z = integers("atomic_numbers", numbers)
         if not z:
             raise ValueError("atomic_numbers: expected at least one atom, received none")
         if min(z) < 1:
             raise ValueError(
                 f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}"
             )
-        m = _integers("molecules", molecules) if molecules is not None else (0,) * len(z)
+        m = integers("molecules", molecules) if molecules is not None else (0,) * len(z)
         if len(m) != len(z):
             raise ValueError(f"molecules: expected one index for each of {len(z)} atoms, received {len(m)}")
         if min(m) < 0:
@@ -118,7 +118,8 @@ class Atoms:
         )
 
 
-def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Check a sequence of integers, of numpy's too, and make plain ones of them."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, received {values!r}")
     values = list(values)
@@ -383,11 +384,13 @@ class StaticPotential(Module):
         self.capacity, self.grid = _room(model, atoms, max_pairs, check)
         self.atoms, self.periodic, self.precision = atoms, periodic, precision
         self.tabulation: dict | None = None
-        radial: nn.Module = _DirectRadial(copy_double(model), DTYPES[precision])
+        radial: nn.Module
         if tabulate:
             functions = scaled_radial_functions(reference)
             intervals = self._refine(reference, functions, check)
             radial = radial_table(reference, functions, intervals, RANK[precision], DTYPES[precision])
+        else:
+            radial = _DirectRadial(copy_double(model), DTYPES[precision])
         program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity, self.grid)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
