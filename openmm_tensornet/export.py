@@ -132,6 +132,7 @@ def compile_potential(
     precision: str = "single",
     tabulate: bool = True,
     max_pairs: int | None = None,
+    kernels: str = "portable",
     positions: Tensor | None = None,
     box: Tensor | None = None,
 ) -> Exported:
@@ -148,7 +149,7 @@ def compile_potential(
         "single" or "double".
     tabulate : bool
         False evaluates the radial functions themselves.
-    max_pairs : int, optional
+    max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box : Tensor, optional
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
@@ -172,6 +173,7 @@ def compile_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
+        kernels=kernels,
         check=[(*cases[k], expected[k]) for k in cases],
     )
     elements = sorted(set(atoms.numbers))

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from .blocks import DenseBlocks, PairSums, part_scales
 from .flatten import flatten
+from .kernels.functions import FusedOperators, FusedSums
 from .model import TensorNet
 from .module import Module
 from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
-from .network import StaticNetwork
+from .network import PortableOperators, StaticNetwork
 from .tabulate import Functions, RadialTable
 from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
+KERNELS = ("portable", "fused")
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (1024, 2048, 4096, 8192)
@@ -174,6 +176,7 @@ class StaticProgram(Module):
         radial: Any,
         capacity: int | None,
         grid: Grid | None,
+        fused: bool = False,
     ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
@@ -185,31 +188,32 @@ class StaticProgram(Module):
 
         zero = torch.zeros(1, dtype=torch.float64)
         self_functions = (model.radial_functions(zero) * _function_scales(model)).flatten().to(dtype)
-        places, occupied = _slots(molecules, self.num_molecules)
-        sums: nn.Module
         if capacity is None:
+            self.pairs: nn.Module = AllPairs(molecules, periodic, self.cutoff)
+        elif grid is None:
+            self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+        else:
+            self.pairs = CellPairs(molecules, periodic, self.cutoff, capacity, grid)
+        sums: nn.Module
+        if capacity is None and not fused:
+            places, occupied = _slots(molecules, self.num_molecules)
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
-            self.pairs: nn.Module = AllPairs(molecules, periodic, self.cutoff)
             sums = DenseBlocks(radial, places[self.pairs.index], occupied, species, self_functions)
             slot_charge = charges.repeat_interleave(n)
         else:
-            linear = model.embedding.species_pair
-            embedded = model.embedding.species(z)
-            receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
-            if grid is None:
-                self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+            places, slot_charge = torch.arange(len(z)), charges[molecules]
+            receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
+            if fused:
+                sums = FusedSums(radial, receiver, sender, self_functions)
             else:
-                self.pairs = CellPairs(molecules, periodic, self.cutoff, capacity, grid)
-            parts = radial.split(1 + len(model.layers))
-            receiver, sender = (receiver + linear.bias).to(dtype), sender.to(dtype)
-            sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
-            slot_charge = charges[molecules]
-            places = torch.arange(len(z))
+                parts = radial.split(1 + len(model.layers))
+                sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
         self.guarded = capacity is not None or bool((torch.bincount(molecules) == 1).any())
-        self.network = StaticNetwork(model, sums, slot_charge, dtype)
+        operators = (FusedOperators if fused else PortableOperators)(model, slot_charge, dtype)
+        self.network = StaticNetwork(model, sums, operators, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
         count = torch.bincount(molecules, minlength=self.num_molecules).double()
@@ -318,6 +322,13 @@ def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return places, occupied
 
 
+def _species_halves(model: TensorNet, z: Tensor) -> tuple[Tensor, Tensor]:
+    """What receiver and sender contribute to Z_ij, each of shape (N, F)."""
+    linear, embedded = model.embedding.species_pair, model.embedding.species(z)
+    receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
+    return receiver + linear.bias, sender
+
+
 def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
     """Z_ij of each slot with each slot of its molecule, shape (A, n, F); zero where one is empty."""
     blocks, n = z.shape
@@ -345,6 +356,8 @@ class StaticPotential(Module):
     max_pairs : int, optional
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    kernels : str
+        "portable" (PyTorch's own operators) or "fused" (:mod:`openmm_tensornet.kernels`).
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
 
@@ -369,9 +382,16 @@ class StaticPotential(Module):
         precision: str = "single",
         tabulate: bool = True,
         max_pairs: int | None = None,
+        kernels: str = "portable",
         check: Sequence[tuple] = (),
     ):
         super().__init__()
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels: expected one of {', '.join(KERNELS)}, received {kernels!r}")
+        if kernels == "fused" and not tabulate:
+            raise ValueError(
+                "kernels: expected 'portable' with tabulate=False, received 'fused', which needs the tables"
+            )
         if precision not in DTYPES:
             raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
         for prior in model.priors:
@@ -382,16 +402,17 @@ class StaticPotential(Module):
                 )
         reference = copy_double(model)
         self.capacity, self.grid = _room(model, atoms, max_pairs, check)
-        self.atoms, self.periodic, self.precision = atoms, periodic, precision
+        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
         self.tabulation: dict | None = None
         radial: nn.Module
         if tabulate:
             functions = scaled_radial_functions(reference)
             intervals = self._refine(reference, functions, check)
-            radial = radial_table(reference, functions, intervals, RANK[precision], DTYPES[precision])
+            dtype = torch.float64 if self.fused else DTYPES[precision]
+            radial = radial_table(reference, functions, intervals, RANK[precision], dtype)
         else:
             radial = _DirectRadial(copy_double(model), DTYPES[precision])
-        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity, self.grid)
+        program = self._program(reference, DTYPES[precision], radial)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
         example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
@@ -399,12 +420,15 @@ class StaticPotential(Module):
             example = (*example, torch.eye(3, dtype=torch.float64) * 3 * self.cutoff)
         self.program = flatten(program, example)
 
+    def _program(self, model: TensorNet, dtype: torch.dtype, radial: nn.Module) -> StaticProgram:
+        return StaticProgram(model, self.atoms, self.periodic, dtype, radial, self.capacity, self.grid, self.fused)
+
     def _refine(self, model: TensorNet, functions: Functions, check: Sequence[tuple]) -> int:
         """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
         worst, error = Deviation(0.0, 0.0), None
         for intervals in TABLE_SIZES:
             table = radial_table(model, functions, intervals, RANK[self.precision], torch.float64)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
+            program = self._program(model, torch.float64, table)
             found = [deviation(program(x, box), expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
