@@ -14,6 +14,7 @@ _HOME = {
     "export_torchscript": "export",
     "check_graph_safety": "graphsafety",
     "TensorNetForce": "force",
+    "TensorNetPythonForce": "pythonforce",
     "create_system": "system",
     "simulate": "simulation",
 }

@@ -43,11 +43,17 @@ class _Cluster(Module):
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
+        energies, forces = self.evaluate(positions)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor):
+        """Energies of the molecules, shape (M,), and forces (S, 3)."""
         self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
 
     def check(self, positions: Tensor):
         """Refuse a System of another size (a shape is known without asking the device)."""
@@ -72,11 +78,42 @@ class _Periodic(_Cluster):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        energies, forces = self.evaluate(positions, boxvectors)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
         self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
+
+
+class _Scaled(Module):
+    """A module that TorchForce calls, times a global parameter by which it differentiates the energy."""
+
+    def __init__(self, plain: nn.Module, metadata: str):
+        super().__init__()
+        self.plain, self.metadata = plain, metadata
+
+    def forward(self, positions: Tensor, scale: Tensor):
+        energy, forces = self.plain(positions)
+        return self.scaled(energy, forces, scale)
+
+    def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
+        """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
+        with torch.no_grad():
+            forces = forces * scale.to(forces.dtype)
+        return energy * scale.to(energy.dtype), forces
+
+
+class _ScaledPeriodic(_Scaled):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor, scale: Tensor):  # type: ignore[override]
+        energy, forces = self.plain(positions, boxvectors)
+        return self.scaled(energy, forces, scale)
 
 
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
@@ -121,6 +158,17 @@ class Exported:
 
     module: torch.jit.ScriptModule
     metadata: dict
+
+    def describe(self, **entries) -> Exported:
+        """The same module, which from now on also says `entries` of itself."""
+        metadata = self.metadata | entries
+        self.module.metadata = json.dumps(metadata)
+        return Exported(self.module, metadata)
+
+    def scaled(self) -> Exported:
+        """A module that takes one more argument, by which it multiplies energy and forces."""
+        wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
+        return Exported(torch.jit.script(wrapper(self.module, json.dumps(self.metadata)).eval()), self.metadata)
 
 
 def compile_potential(
@@ -205,8 +253,7 @@ def compile_potential(
         example.append(torch.eye(3))
     metadata["kernels"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
-    module.metadata = json.dumps(metadata)  # complete only now; freezing above took a copy
-    return Exported(module, metadata)
+    return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:

@@ -32,7 +32,10 @@ ORDER = (
     "testing",
     "potential",
     "export",
+    "arguments",
+    "potentialforce",
     "force",
+    "pythonforce",
     "system",
     "runfiles",
     "simulation",
@@ -113,8 +116,8 @@ def test_only_force_imports_openmmtorch(module):
 
 
 def test_models_are_readable_without_openmm():
-    """From units to flatten, openmm is needed by nothing but the conversion of its units, inside a function."""
-    for module in ORDER[: ORDER.index("force")]:
+    """From units to export, openmm is needed by nothing but the conversion of its units, inside a function."""
+    for module in ORDER[: ORDER.index("arguments")]:
         names = {name.split(".")[0] for name in imported_by(module, typing_too=True)}
         assert ("openmm" in names) == (module == "units"), module
 
