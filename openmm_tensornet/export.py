@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import __version__
+from .charges import TensorNet2
 from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
@@ -304,6 +305,8 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
     labels : list of str, optional
         What to call each atom in the message.
     """
+    if isinstance(model, TensorNet2):
+        raise ValueError("model: expected a TensorNet, received a TensorNet2, which runs as the reference model only")
     for k, z in enumerate(atoms.numbers):
         label = f"atom {k} (atomic number {z})" if labels is None else labels[k]
         if z >= model.config.max_z:

@@ -18,6 +18,8 @@ ORDER = (
     "priors",
     "neighbors",
     "model",
+    "coulomb",
+    "charges",
     "registry",
     "checkpoint",
     "tabulate",
