@@ -116,19 +116,19 @@ class TensorNet2(TensorNet):
 
     @property
     def cutoff(self) -> float:
-        """As of a TensorNet, and that of the Coulomb interaction; infinite where it has none."""
+        """That of the network and that of the Coulomb interaction, which may be infinite."""
         if not self.config.coulomb:
-            return super().cutoff
-        return max(super().cutoff, self.config.coulomb_cutoff or float("inf"))
+            return self.network_cutoff
+        return max(self.network_cutoff, self.config.coulomb_cutoff or float("inf"))
 
     def tensors_and_charges(
         self, z: Tensor, edge_index: Tensor, distance: Tensor, unit: Tensor, molecules: Tensor, total_charge: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         """The last layer's tensors, shape (N, 3, 3, F), and the charges, (N, K), of the embedding and each layer."""
         i, j = edge_index
-        rbf, c = self.rbf(distance), self._cutoff_function(distance)
+        rbf, c = self.rbf(distance), self.cutoff_function(distance)
         zero = distance.new_zeros(())
-        self_rbf, self_c = self.rbf(zero), self._cutoff_function(zero)
+        self_rbf, self_c = self.rbf(zero), self.cutoff_function(zero)
         radial = c[:, None, None] * self.embedding.radial_weight(rbf)
         x = self.embedding(z, edge_index, unit, radial, self_c * self.embedding.radial_weight(self_rbf))
         charges = [self.charges[0](x, molecules, total_charge)]
@@ -140,7 +140,8 @@ class TensorNet2(TensorNet):
             charges.append(prediction(x, molecules, total_charge))
         return x, charges
 
-    def _cutoff_function(self, distance: Tensor) -> Tensor:
+    def cutoff_function(self, distance: Tensor) -> Tensor:
+        """C(d) of distances in model lengths."""
         return cosine_cutoff(distance, self.config.cutoff_lower, self.config.cutoff_upper)
 
     def atom_energy(self, z, edge_index, distance, unit, molecules, total_charge) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 import os
 import re
 import warnings
 from typing import Any
 
+import numpy as np
 import openmm
 import torch
 from openmm import unit
@@ -19,7 +21,8 @@ from .export import Exported, check_supported, compile_potential, load_exported
 from .files import is_torchscript
 from .model import TensorNet
 from .neighbors import check_box, minimum_image
-from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, integers
+from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, choose_coulomb_cutoff, coulomb_cutoff_of, integers
+from .units import positive_in
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
@@ -90,7 +93,10 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
     positions : Quantity or array, shape (particles, 3), optional
         nm. Of all particles; checked for overlapping atoms, and used to check the accuracy of the force.
     box_vectors : Quantity or array, shape (3, 3), optional
-        nm; the topology's by default. Checked against the cutoff.
+        nm; the topology's by default. Checked against the cutoffs.
+    coulomb_cutoff : Quantity or number, optional
+        nm. Of a model with a Coulomb interaction of partial charges (AceFF-2.0), beyond which a reaction field stands; at most half
+        the box. By default the model's own; where it has none, 1.2 nm with periodic boundaries and no cutoff in vacuum.
     precision : str
         Arithmetic of the network, "single" (IEEE float32) or "double".
     cuda_graphs : bool
@@ -123,6 +129,7 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
         periodic: bool | None = None,
         positions: Any = None,
         box_vectors: Any = None,
+        coulomb_cutoff: Any = None,
         precision: str = "single",
         cuda_graphs: bool = True,
         warmup_steps: int = 10,
@@ -142,17 +149,22 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
                 "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
             )
         own_positions = _own_positions(positions, particles, len(numbers))
+        if coulomb_cutoff is not None:
+            coulomb_cutoff = positive_in("coulomb_cutoff", coulomb_cutoff, unit.nanometer)
 
         exported = _open(model)
         if isinstance(exported, Exported):
             given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
-            _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic, precision)
+            _check_exported(
+                exported.metadata, numbers, given, total_charge, particles, periodic, precision, coulomb_cutoff
+            )
             specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
-            cutoff = exported.metadata["cutoff_nm"]
+            cutoff, long_range = exported.metadata["cutoff_nm"], exported.metadata["coulomb_cutoff_nm"]
         else:
             specification = Atoms.make(numbers, molecules, total_charge)
             check_supported(exported, specification, labels)
-            cutoff = exported.cutoff * exported.units.nm_per_length
+            exported = choose_coulomb_cutoff(exported, periodic, coulomb_cutoff)
+            cutoff, long_range = exported.cutoff * exported.units.nm_per_length, coulomb_cutoff_of(exported)
             if any(specification.charges) and not exported.config.charge:
                 warnings.warn(
                     f"total_charge: the model was trained without total charges, received {total_charge!r}; "
@@ -166,6 +178,7 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
                 stacklevel=2,
             )
         if box is not None:
+            _check_coulomb_cutoff(box, long_range)
             check_box(box, cutoff, "box_vectors", " nm")
         if own_positions is not None:
             _check_positions(own_positions, specification, labels, box)
@@ -189,6 +202,47 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
         self.setUsesPeriodicBoundaryConditions(periodic)
         self.setName("TensorNetForce")
         self.metadata = exported.metadata
+
+    def partial_charges(self, context: openmm.Context) -> np.ndarray:
+        """Partial charges at the positions of a Context; see :func:`partial_charges`."""
+        return partial_charges(self, context)
+
+
+def partial_charges(force: Any, context: openmm.Context) -> np.ndarray:
+    """Partial charges that a TensorNet2 predicts for the positions, and the box, of a Context.
+
+    The mean over the charge channels of the network's last layer; those of a molecule sum to its total charge. They are evaluated
+    anew, on the CPU.
+
+    Parameters
+    ----------
+    force : TensorNetForce or openmm.Force
+        A force read back from XML or taken from a System will do.
+    context : openmm.Context
+
+    Returns
+    -------
+    array of float64, shape (atoms,)
+        Of the force's atoms, in elementary charges.
+
+    Raises
+    ------
+    ValueError
+        If the force has no model with partial charges.
+    """
+    module = openmmtorch.TorchForce.cast(force).getModule() if openmmtorch.TorchForce.isinstance(force) else None
+    charges = getattr(module, "charges", None)
+    if charges is None:
+        raise ValueError(
+            f"force: expected a TensorNetForce of a model with partial charges (TensorNet2, such as AceFF-2.0), received "
+            f"{'one without' if module is not None else type(force).__name__}"
+        )
+    state = context.getState(positions=True)
+    arguments = [torch.tensor(state.getPositions(asNumpy=True).value_in_unit(unit.nanometer))]
+    if force.usesPeriodicBoundaryConditions():
+        arguments.append(torch.tensor(state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(unit.nanometer)))
+    with torch.no_grad():
+        return charges(*arguments).numpy()
 
 
 def _check_options(precision: Any, cuda_graphs: Any, warmup_steps: Any, periodic: Any) -> None:
@@ -268,6 +322,16 @@ def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | Non
     return tensor
 
 
+def _check_coulomb_cutoff(box: Tensor, cutoff: float | None) -> None:
+    """Refuse a box that is too small for the Coulomb interaction, though not for the network."""
+    fits = float(box.diagonal().min()) / 2
+    if cutoff is not None and cutoff > fits > 0:
+        raise ValueError(
+            f"coulomb_cutoff: expected at most half the smallest width of the box, {fits:.6g} nm, received {cutoff:.6g} nm; pass "
+            f"coulomb_cutoff={math.floor(fits * 1e4) / 1e4:g} (the energy depends on it) or use a larger box"
+        )
+
+
 def _own_positions(positions: Any, particles: list[int] | None, count: int) -> Tensor | None:
     """Positions of the force's atoms from those of all particles."""
     tensor = _in_nm("positions", positions, (None, 3))
@@ -321,6 +385,7 @@ def _check_exported(
     particles: list[int] | None,
     periodic: bool,
     precision: str,
+    coulomb_cutoff: float | None,
 ) -> None:
     """Refuse an exported file that was made for something else."""
     made = metadata["atomic_numbers"]
@@ -347,6 +412,11 @@ def _check_exported(
         raise ValueError(
             f"precision: expected {metadata['precision']!r} as the file was exported with, received {precision!r}; "
             "export it again"
+        )
+    if coulomb_cutoff is not None and coulomb_cutoff != metadata["coulomb_cutoff_nm"]:
+        raise ValueError(
+            f"coulomb_cutoff: expected {metadata['coulomb_cutoff_nm']} nm as the file was exported with, received "
+            f"{coulomb_cutoff:g} nm; export it again"
         )
     charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
     if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:

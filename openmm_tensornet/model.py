@@ -298,7 +298,12 @@ class TensorNet(Module):
 
     @property
     def cutoff(self) -> float:
-        """Largest distance at which two atoms see each other, priors included; model lengths."""
+        """Largest distance at which two atoms see each other; model lengths."""
+        return self.network_cutoff
+
+    @property
+    def network_cutoff(self) -> float:
+        """Largest distance at which the network and the priors see two atoms; model lengths."""
         return max([self.config.cutoff_upper] + [prior.cutoff for prior in self.priors])
 
     @property

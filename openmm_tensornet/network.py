@@ -157,20 +157,32 @@ class StaticNetwork(Module):
         """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3), and pairs, (2, P)."""
         distance, unit = _Direction.apply(r)
         x, weights = self.sums(distance, unit, pairs)
+        x = self._embed(x)
+        for k, weight in enumerate(weights):
+            x = self._interact(k, x, weight)
+        return distance, self._read(x)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """From the sums over neighbours, (9, A, F), to the atoms' tensors, (9, A, F)."""
         x, gates = _WithNorm.apply(x)
         for k, (weight, bias) in enumerate(self.gates):
             gates = _layer_norm(gates, weight, bias) if k == 0 else self.activation(torch.addmm(bias, gates, weight))
         gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros).transpose(0, 1)
-        x = torch.bmm(x, self.embedding_tensor) * gates
-        for k, weight in enumerate(weights):
-            x = _Normalize.apply(x)
-            y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
-            p = self._product(y, self.sums.message(weight, y))
-            if self.charged and self.group == "O(3)":
-                p = p * self.charge_factor
-            d = torch.bmm(_Normalize.apply(p), getattr(self, f"tensor_out_{k}"))
-            scaled = (d * self.charge_factor if self.charged else d).detach()
-            x = _PlusSquare.apply((x + d).flatten(1), d.flatten(1), scaled.flatten(1), self.square_table).view(x.shape)
+        return torch.bmm(x, self.embedding_tensor) * gates
+
+    def _interact(self, k: int, x: Tensor, weight: Any) -> Tensor:
+        """Layer k, given what its message needs."""
+        x = _Normalize.apply(x)
+        y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
+        p = self._product(y, self.sums.message(weight, y))
+        if self.charged and self.group == "O(3)":
+            p = p * self.charge_factor
+        d = torch.bmm(_Normalize.apply(p), getattr(self, f"tensor_out_{k}"))
+        scaled = (d * self.charge_factor if self.charged else d).detach()
+        return _PlusSquare.apply((x + d).flatten(1), d.flatten(1), scaled.flatten(1), self.square_table).view(x.shape)
+
+    def _read(self, x: Tensor) -> Tensor:
+        """Head outputs, shape (A,)."""
         norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
         h = norms.transpose(0, 1).flatten(1)
         last = len(self.readout) - 1
@@ -178,7 +190,7 @@ class StaticNetwork(Module):
             h = _layer_norm(h, weight, bias) if k == 0 else torch.addmm(bias, h, weight)
             if 0 < k < last:
                 h = self.activation(h)
-        return distance, h.squeeze(-1)
+        return h.squeeze(-1)
 
     def _product(self, x: Tensor, y: Tensor) -> Tensor:
         """YM+MY, or 2MY in SO(3)."""

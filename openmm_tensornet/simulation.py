@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
 from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import number_in, positive_in
+from .units import number_in, positive_in
 
 if TYPE_CHECKING:
     import openmm

@@ -5,10 +5,11 @@ Plain numbers are in the unit that the docstring names; a Quantity is converted 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from .units import positive_in
 
 if TYPE_CHECKING:
     import openmm
@@ -44,6 +45,7 @@ def create_system(
     molecules: Sequence[int] | None = None,
     periodic: bool | None = None,
     box_vectors: Any = None,
+    coulomb_cutoff: Any = None,
     cuda_graphs: bool = True,
     warmup_steps: int = 10,
 ) -> openmm.System:
@@ -69,7 +71,7 @@ def create_system(
         Arithmetic of the network.
     remove_cm_motion : bool
         Add a CMMotionRemover.
-    molecules, periodic, box_vectors, cuda_graphs, warmup_steps
+    molecules, periodic, box_vectors, coulomb_cutoff, cuda_graphs, warmup_steps
         As in :class:`~openmm_tensornet.TensorNetForce`. `box_vectors` (nm) replaces the topology's box.
 
     Returns
@@ -106,6 +108,7 @@ def create_system(
         molecules=molecules,
         periodic=periodic,
         box_vectors=box_vectors,
+        coulomb_cutoff=coulomb_cutoff,
         cuda_graphs=cuda_graphs,
         warmup_steps=warmup_steps,
     )
@@ -175,27 +178,3 @@ def _warn_about_missing_bonds(topology: Topology) -> None:
             "periodic wrapping would tear molecules apart; add bonds (CONECT records in a PDB file)",
             stacklevel=3,
         )
-
-
-def number_in(name: str, value: Any, unit: Any) -> float:
-    """A plain number or Quantity as a float in `unit`; ValueError if it is not finite."""
-    from openmm.unit import is_quantity
-
-    if is_quantity(value):
-        if not value.unit.is_compatible(unit):
-            raise ValueError(f"{name}: expected a Quantity in {unit.get_name()}, received {value}")
-        value = value.value_in_unit(unit)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected a number or Quantity in {unit.get_name()}, received {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: expected a finite number in {unit.get_name()}, received {number}")
-    return number
-
-
-def positive_in(name: str, value: Any, unit: Any) -> float:
-    number = number_in(name, value, unit)
-    if number <= 0:
-        raise ValueError(f"{name}: expected more than 0 {unit.get_name()}, received {number:g}")
-    return number

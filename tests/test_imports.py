@@ -25,6 +25,7 @@ ORDER = (
     "tabulate",
     "blocks",
     "network",
+    "charge_network",
     "graphsafety",
     "flatten",
     "testing",
