@@ -152,6 +152,10 @@ class PortableOperators(Module):
         x = x * gates.transpose(0, 1)
         return _Normalize.apply(x) if normalize else x
 
+    def normalize(self, x: Tensor) -> Tensor:
+        """x/(‖x‖²+1)."""
+        return _Normalize.apply(x)
+
     def product(self, y: Tensor, m: Tensor) -> Tensor:
         """P/(‖P‖²+1) of P = (1+0.1q)(YM+MY), or 2YM in SO(3)."""
         outer = (y.unsqueeze(1) * m.unsqueeze(0)).flatten(0, 1)

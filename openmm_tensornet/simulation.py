@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
 from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import number_in, positive_in, tensornet_forces
+from .system import tensornet_forces
+from .units import number_in, positive_in
 
 if TYPE_CHECKING:
     import openmm

@@ -47,6 +47,7 @@ class Case:
             "message": (distance, self.pairs, self.self_weights, self.table, LOWER, STEP, self.y),
             "norm_features": (self.x, self.weight, self.bias),
             "part_features": (self.x, 0.7, self.weight3, self.bias3),
+            "normalize": (self.x,),
             "gate": (self.x, self.gates, True),
             "product": (self.y, self.m, self.factor, self.terms, self.weights),
             "plus_square": (self.x, self.y, self.factor, self.terms, self.weights, True),
@@ -56,12 +57,12 @@ class Case:
 # What has a derivative by positions: the places of these arguments.
 MOVING = {
     "direction": (0,), "embed": (0, 1), "message": (0, 6), "norm_features": (0,), "part_features": (0,),
-    "gate": (0, 1), "product": (0, 1), "plus_square": (0, 1),
+    "normalize": (0,), "gate": (0, 1), "product": (0, 1), "plus_square": (0, 1),
 }  # fmt: skip
 FUNCTIONS = {
     "direction": functions._Direction, "embed": functions._Embed, "message": functions._Message,
     "norm_features": functions._NormFeatures, "part_features": functions._PartFeatures, "gate": functions._Gate,
-    "product": functions._Product, "plus_square": functions._PlusSquare,
+    "normalize": functions._Normalize, "product": functions._Product, "plus_square": functions._PlusSquare,
 }  # fmt: skip
 
 

@@ -425,6 +425,31 @@ def _normalize_backward(counts, x, s, along, a, g):
 
 
 @_kernel
+def normalize(x, out):
+    atoms, channels = x.shape[1:]
+    p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f]
+        _normalize(x.dtype.type(1), p, s, a, out)
+
+
+@_kernel
+def normalize_backward(g_out, x, g_x):
+    atoms, channels = x.shape[1:]
+    p, s, along = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f]
+        _normalize_backward(x.dtype.type(1), p, s, along, a, g_out)
+        for c in range(9):
+            for f in range(channels):
+                g_x[c, a, f] = p[c, f]
+
+
+@_kernel
 def product(y, m, factor, terms, weights, out):
     atoms, channels = y.shape[1:]
     p, s = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype)

@@ -76,6 +76,11 @@ def part_features(x: Tensor, scalar: float, weight: Tensor, bias: Tensor) -> Ten
     return torch.nn.functional.layer_norm(torch.cat((scalar * i, a, s), dim=1), weight.shape, weight, bias, EPSILON)
 
 
+def normalize(x: Tensor) -> Tensor:
+    """x/(‖x‖²+1)."""
+    return normalized(x, True)
+
+
 def gate(x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
     """x times its part's gate, gates of shape (A, 3F), divided by ‖·‖²+1 on demand."""
     return normalized(x * by_component(gates.unflatten(1, (3, -1))), normalize)

@@ -65,6 +65,17 @@ class _NormFeatures(torch.autograd.Function):
         return _OPS.norm_features_backward(*gradients, *ctx.saved_tensors), None, None
 
 
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x) -> Tensor:
+        ctx.save_for_backward(x)
+        return _OPS.normalize(x)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return _OPS.normalize_backward(*gradients, *ctx.saved_tensors)
+
+
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, gates, normalize) -> Tensor:
@@ -139,6 +150,9 @@ class FusedOperators(Module):
 
     def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         return _NormFeatures.apply(x, weight, bias)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        return _Normalize.apply(x)
 
     def gate(self, x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
         return _Gate.apply(x, gates, normalize)

@@ -80,6 +80,8 @@ _operator(
 )
 _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
+_operator("normalize(Tensor x) -> Tensor", _like(0))
+_operator("normalize_backward(Tensor g_out, Tensor x) -> Tensor", _like(1))
 _operator("gate(Tensor x, Tensor gates, bool normalize) -> Tensor", _like(0))
 _operator("gate_backward(Tensor g_out, Tensor x, Tensor gates, bool normalize) -> (Tensor, Tensor)", _like(1, 2))
 _operator(f"product(Tensor y, Tensor m, {_TERMS}) -> Tensor", _like(0))
