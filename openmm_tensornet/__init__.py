@@ -16,6 +16,7 @@ _HOME = {
     "TensorNetForce": "force",
     "TensorNetPythonForce": "pythonforce",
     "create_system": "system",
+    "create_mixed_system": "mixed",
     "simulate": "simulation",
 }
 __all__ = sorted(_HOME)

@@ -88,17 +88,21 @@ class Computation:
     def __init__(self, exported: Exported, device: str | None, warmup_steps: int | None):
         self.exported, self.device, self.warmup_steps = exported, device, warmup_steps
         self._program: Any = None
+        self._archive: bytes | None = None
         self._lock = threading.Lock()  # Contexts share this object, and a graph its inputs
 
     def __getstate__(self) -> dict:
-        buffer = io.BytesIO()
-        torch.jit.save(self.exported.module, buffer)
-        return {"module": buffer.getvalue(), "device": self.device, "warmup_steps": self.warmup_steps}
+        if self._archive is None:
+            buffer = io.BytesIO()
+            torch.jit.save(self.exported.module, buffer)
+            self._archive = buffer.getvalue()
+        return {"module": self._archive, "device": self.device, "warmup_steps": self.warmup_steps}
 
     def __setstate__(self, state: dict) -> None:
         module = torch.jit.load(io.BytesIO(state["module"]), map_location="cpu")
         exported = Exported(module, parse_metadata(module.metadata, "force"))
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
+        self._archive = state["module"]  # so that copies have the same XML
 
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
         metadata = self.exported.metadata

@@ -39,7 +39,10 @@ ORDER = (
     "potentialforce",
     "force",
     "pythonforce",
+    "states",
     "system",
+    "mlpotential",
+    "mixed",
     "runfiles",
     "simulation",
     "cli",
@@ -157,7 +160,8 @@ def test_without_optional_packages_all_but_the_force_works_and_that_says_what_to
         "assert torch.isfinite(energy) and torch.isfinite(forces).all()\n"
         "topology = Topology()\n"
         "topology.addAtom('He', Element.getByAtomicNumber(2), topology.addResidue('He', topology.addChain()))\n"
-        "for attempt in (lambda: ot.TensorNetForce, lambda: ot.create_system(topology, 'no-such-file.ckpt')):\n"
+        "mixed = lambda: ot.create_mixed_system(topology, None, [0], 'no-such-file.ckpt')\n"
+        "for attempt in (lambda: ot.TensorNetForce, lambda: ot.create_system(topology, '', backend='torch'), mixed):\n"
         "    try:\n"
         "        attempt()\n"
         "    except ImportError as error:\n"
@@ -167,12 +171,14 @@ def test_without_optional_packages_all_but_the_force_works_and_that_says_what_to
     done = run(code, str(model_path("variants/zero-layers")))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    for line in lines:
+    assert len(lines) == 3
+    assert "create_mixed_system needs openmm-ml" in lines[2] and "pip install openmmml" in lines[2]
+    for line in lines[:2]:
         for text in (
             "TensorNetForce needs openmmtorch",
             "pip install openmm-tensornet[cpu]",
             "conda-forge openmm-torch",
+            "TensorNetPythonForce needs none of it, only OpenMM 8.5 or newer",
         ):
             assert text in line
 
