@@ -12,11 +12,13 @@ import os
 import pickle
 import re
 import zipfile
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .files import replace_file
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
 from .registry import known_elements
@@ -59,6 +61,8 @@ _READ = set(
     atom_filter repulsion""".split()
 )
 _DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
+# Where a file written here says what it is.
+_METADATA = "openmm_tensornet"
 # What torch's restricted unpickler says of objects that are no plain data.
 _WANTS_CODE = r"[Uu]nsupported (global|GLOBAL|class)|Trying to (call|instantiate)|Can only (build|create)"
 _LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
@@ -108,6 +112,57 @@ def load_model(
     model.source_hash = digest
     model.elements = known_elements(digest)
     return model.eval()
+
+
+def save_model(model: TensorNet, path: str | os.PathLike, metadata: dict | None = None) -> None:
+    """Write a checkpoint that TorchMD-Net, and :func:`load_model`, read to the same numbers.
+
+    Parameters
+    ----------
+    model : TensorNet
+        Without priors.
+    path : path
+        Replaced whole or not at all.
+    metadata : dict, optional
+        Plain values that describe the model, for :func:`load_model` and for people; TorchMD-Net does not read them.
+
+    Raises
+    ------
+    ValueError
+        If the model has priors.
+    """
+    if len(model.priors):
+        raise ValueError(
+            f"model: expected one without priors, received {', '.join(type(p).__name__ for p in model.priors)}"
+        )
+    config = model.config
+    precision = next(bits for bits, dtype in _DTYPES.items() if dtype == model.mean.dtype)
+    options = {
+        "model": "tensornet",
+        **{name: value for name, value in asdict(config).items() if name in _READ},
+        "equivariance_invariance_group": config.group,
+        "reduce_op": "add" if config.reduce_op == "sum" else config.reduce_op,
+        "precision": precision,
+        "output_model": "Scalar",
+        "output_mlp_num_layers": config.head_hidden_layers,
+        "prior_model": None,
+        "prior_args": None,
+        "remove_ref_energy": False,
+        "atom_filter": -1,
+        "box_vecs": None,
+        # Read by TorchMD-Net when it builds the network.
+        "derivative": True,
+        "max_num_neighbors": 64,
+        "static_shapes": False,
+        "vector_cutoff": False,
+    }
+    state = {f"model.{_torchmdnet_name(name)}": value.detach().cpu() for name, value in model.state_dict().items()}
+    content = {"hyper_parameters": options, "state_dict": state}
+    if metadata is not None:
+        content[_METADATA] = metadata
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    replace_file(path, buffer.getvalue())
 
 
 def _read(path: str | os.PathLike) -> tuple[dict, str]:

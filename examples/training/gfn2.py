@@ -1,0 +1,85 @@
+"""Energies and forces of GFN2-xTB (tblite), and files of labelled geometries.
+
+Inside this package lengths are in Å and energies in eV, the units of the model.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from openmm import unit
+from tblite.interface import Calculator
+
+from openmm_tensornet.files import replace_file
+from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM, ModelUnits
+
+_ATOMIC = ModelUnits.from_openmm(unit.bohr, unit.hartree)
+BOHR = _ATOMIC.nm_per_length / NM_PER_ANGSTROM  # Å
+HARTREE = _ATOMIC.kj_per_mol_per_energy / KJ_PER_MOL_PER_EV  # eV
+KCAL = KJ_PER_MOL_PER_EV / 4.184  # kcal/mol in an eV
+
+
+class GFN2:
+    """GFN2-xTB of one neutral closed-shell molecule.
+
+    Parameters
+    ----------
+    z : array of int, shape (n,)
+        Atomic numbers.
+    """
+
+    def __init__(self, z: np.ndarray):
+        self.z = np.asarray(z)
+        self._calculator: Calculator | None = None
+
+    def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """Energy (eV) and forces (eV/Å), shape (n, 3), at positions `x` (Å), shape (n, 3).
+
+        Raises
+        ------
+        RuntimeError
+            If the self-consistent field does not converge.
+        """
+        positions = np.asarray(x, dtype=np.float64) / BOHR
+        if self._calculator is None:
+            self._calculator = Calculator("GFN2-xTB", self.z, positions)
+            self._calculator.set("verbosity", 0)
+        self._calculator.update(positions)
+        result = self._calculator.singlepoint()
+        return float(result.get("energy")) * HARTREE, -np.asarray(result.get("gradient")) * (HARTREE / BOHR)
+
+    def label(self, frames: np.ndarray, progress=iter) -> dict[str, np.ndarray]:
+        """Label frames, shape (m, n, 3), Å; those that do not converge are left out.
+
+        Returns
+        -------
+        dict
+            ``positions`` (Å), ``energies`` (eV) and ``forces`` (eV/Å), shapes (k, n, 3), (k,) and (k, n, 3), k ≤ m.
+        """
+        kept, energies, forces = [], [], []
+        for x in progress(frames):
+            try:
+                energy, force = self(x)
+            except RuntimeError:
+                continue
+            kept.append(x)
+            energies.append(energy)
+            forces.append(force)
+        return {"positions": np.array(kept), "energies": np.array(energies), "forces": np.array(forces)}
+
+
+def write_arrays(path: str | os.PathLike, **arrays) -> None:
+    """Write an ``.npz`` file, the whole of it or nothing."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, buffer.getvalue())
+
+
+def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """What :func:`write_arrays` wrote."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
