@@ -33,6 +33,11 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
     return _Contiguous.apply(torch.bmm(_Contiguous.apply(a), _Contiguous.apply(b)))
 
 
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Matrix products of matrices of shape (3, 3, K)."""
+    return (x.unsqueeze(2) * y.unsqueeze(0)).sum(1)
+
+
 class MoleculeBatch(nn.Module):
     """A TensorNet evaluated for geometries of one neutral molecule; the weights stay those of `model`.
 
@@ -49,7 +54,6 @@ class MoleculeBatch(nn.Module):
         self.model = model
         n = len(z)
         pairs = all_pairs(torch.zeros(n, dtype=torch.long))
-        table = tensors.product_table()
         row = torch.zeros(n, n, dtype=torch.long)
         sign = torch.zeros(n, n)
         count = pairs.shape[1]
@@ -64,7 +68,7 @@ class MoleculeBatch(nn.Module):
             ("part", torch.arange(3).repeat_interleave(torch.tensor(tensors.PART_SIZES))),
             ("scales", part_scales().float()),
             ("components", symmetric_components().float()),
-            ("anticommutator", (table + table.transpose(0, 1)).flatten(0, 1).T.contiguous().float()),
+            ("basis", tensors.basis().flatten(1).T.contiguous().float()),
         ):
             self.register_buffer(name, value)
 
@@ -101,11 +105,11 @@ class MoleculeBatch(nn.Module):
             t = t / ((t * t).sum(0) + 1)
             y = self._linear(layer.tensor[:3], t)
             m = self._message(functions[k], y) + own[k].index_select(0, self.part)[..., None, None] * y
-            outer = (y.unsqueeze(1) * m.unsqueeze(0)).flatten(0, 1).flatten(1)
-            p = (self.anticommutator @ outer).view(t.shape)
+            y, m = self._matrices(y), self._matrices(m)
+            p = self._components(_product(y, m) + _product(m, y)).view(t.shape)
             d = self._linear(layer.tensor[3:], p / ((p * p).sum(0) + 1))
-            outer = (d.unsqueeze(1) * d.unsqueeze(0)).flatten(0, 1).flatten(1)
-            t = t + d + 0.5 * (self.anticommutator @ outer).view(t.shape)
+            square = self._matrices(d)
+            t = t + d + self._components(_product(square, square)).view(t.shape)
 
         square = t * t
         norms = [part.sum(0) for part in square.split(tensors.PART_SIZES)]
@@ -134,6 +138,14 @@ class MoleculeBatch(nn.Module):
             m = _bmm(w.flatten(0, 1), part.permute(1, 2, 3, 0).flatten(0, 1))
             found.append(m.unflatten(0, w.shape[:2]).permute(3, 0, 1, 2))
         return torch.cat(found)
+
+    def _matrices(self, t: Tensor) -> Tensor:
+        """3×3 matrices, shape (3, 3, F B n), of components."""
+        return (self.basis @ t.flatten(1)).unflatten(0, (3, 3))
+
+    def _components(self, matrices: Tensor) -> Tensor:
+        """The reverse of :meth:`_matrices`, shape (9, F B n)."""
+        return self.basis.T @ matrices.flatten(0, 1)
 
     def energy_and_forces(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Energies, shape (B,), and forces, shape (B, n, 3); both can be differentiated by the weights in training mode."""
