@@ -21,7 +21,7 @@ from torch import Tensor
 from .files import replace_file
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
-from .registry import known_elements
+from .registry import find_model, known_elements
 from .units import ModelUnits
 
 # Our parameter names, and what TorchMD-Net calls them (without its leading "model.").
@@ -62,7 +62,7 @@ _READ = set(
 )
 _DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
 # Where a file written here says what it is.
-_METADATA = "openmm_tensornet"
+_ABOUT = "openmm_tensornet"
 # What torch's restricted unpickler says of objects that are no plain data.
 _WANTS_CODE = r"[Uu]nsupported (global|GLOBAL|class)|Trying to (call|instantiate)|Can only (build|create)"
 _LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
@@ -80,8 +80,8 @@ def load_model(
 
     Parameters
     ----------
-    path : path
-        A ``.ckpt`` file of TorchMD-Net, of any version.
+    path : path or str
+        A ``.ckpt`` file of TorchMD-Net, of any version, or the name of a known model (:data:`~openmm_tensornet.registry.MODELS`).
     length_unit, energy_unit : openmm.unit.Unit, optional
         Units in which the model was trained; angstrom and eV by default. Checkpoints do not carry them.
     remove_ref_energy : bool, optional
@@ -110,21 +110,20 @@ def load_model(
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
     model.source_hash = digest
-    model.elements = known_elements(digest)
+    model.about = _about(path, content)
+    model.elements = known_elements(digest) or tuple(model.about.get("elements", ())) or None
     return model.eval()
 
 
-def save_model(model: TensorNet, path: str | os.PathLike, metadata: dict | None = None) -> None:
+def save_model(model: TensorNet, path: str | os.PathLike) -> None:
     """Write a checkpoint that TorchMD-Net, and :func:`load_model`, read to the same numbers.
 
     Parameters
     ----------
     model : TensorNet
-        Without priors.
+        Without priors. Its `about` goes with it; TorchMD-Net does not read that.
     path : path
         Replaced whole or not at all.
-    metadata : dict, optional
-        Plain values that describe the model, for :func:`load_model` and for people; TorchMD-Net does not read them.
 
     Raises
     ------
@@ -157,11 +156,8 @@ def save_model(model: TensorNet, path: str | os.PathLike, metadata: dict | None 
         "vector_cutoff": False,
     }
     state = {f"model.{_torchmdnet_name(name)}": value.detach().cpu() for name, value in model.state_dict().items()}
-    content = {"hyper_parameters": options, "state_dict": state}
-    if metadata is not None:
-        content[_METADATA] = metadata
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({"hyper_parameters": options, "state_dict": state, _ABOUT: model.about}, buffer)
     replace_file(path, buffer.getvalue())
 
 
@@ -172,7 +168,7 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     name = os.fspath(path)
     if os.path.isdir(name):
         raise ValueError(f"{name}: expected a checkpoint file, received a directory")
-    with open(name, "rb") as file:
+    with open(find_model(name), "rb") as file:
         data = file.read()
     try:
         if zipfile.is_zipfile(io.BytesIO(data)):
@@ -195,6 +191,14 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
         if not isinstance(content, dict) or not isinstance(content.get(key), dict):
             raise ValueError(f"{name}: expected a TorchMD-Net checkpoint with a dictionary {key!r}, which is missing")
     return content, hashlib.sha256(data).hexdigest()
+
+
+def _about(path: str | os.PathLike, content: dict) -> dict:
+    """What a file written by :func:`save_model` says of the model."""
+    about = content.get(_ABOUT, {})
+    if not isinstance(about, dict):
+        raise ValueError(f"{os.fspath(path)}: {_ABOUT}: expected a dictionary, received {type(about).__name__}")
+    return about
 
 
 class _NotOne(ValueError):

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -297,7 +298,7 @@ def export_torchscript(
 
 
 def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
-    """Refuse elements that the model does not know.
+    """Refuse elements that the model does not know, and warn where it was made for another molecule.
 
     Parameters
     ----------
@@ -315,6 +316,16 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
+    meant = model.about.get("molecule")
+    for molecule in range(len(atoms.charges)) if meant else ():
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        if numbers != sorted(meant["atomic_numbers"]):
+            warnings.warn(
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, received another "
+                f"molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
+                stacklevel=3,
+            )
+            break
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

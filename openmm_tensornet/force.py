@@ -20,6 +20,7 @@ from .files import is_torchscript
 from .model import TensorNet
 from .neighbors import check_box, minimum_image
 from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, integers
+from .registry import find_model
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
@@ -71,8 +72,9 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
 
     Parameters
     ----------
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, the name of a known
+        model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
         Gives the elements and the box.
@@ -303,11 +305,8 @@ def _open(model: Any) -> TensorNet | Exported:
     if isinstance(model, TensorNet):
         return model
     if isinstance(model, (str, os.PathLike)):
-        if not os.path.exists(model):
-            raise FileNotFoundError(
-                f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist"
-            )
-        return load_exported(model) if is_torchscript(model) else load_model(model)
+        path = find_model(model)
+        return load_exported(path) if is_torchscript(path) else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")

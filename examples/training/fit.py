@@ -64,6 +64,13 @@ def load_frames(folder: Path, seed: int, mean: float, number: int) -> tuple[Fram
     return training, validation
 
 
+def predict(batch: MoleculeBatch, positions, chunk: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Energies less `mean` (eV), shape (m,), and forces (eV/Å) at positions (m, n, 3), Å; of a batch in evaluation mode."""
+    parts = torch.as_tensor(positions, dtype=torch.float32).split(chunk)
+    energies, forces = zip(*(batch.energy_and_forces(part) for part in parts), strict=True)
+    return torch.cat(energies).numpy(), torch.cat(forces).numpy()
+
+
 def new_model(seed: int, mean: float) -> TensorNet:
     """An untrained model whose `mean` is the mean energy of the labels (eV)."""
     torch.manual_seed(seed)
@@ -125,18 +132,12 @@ class Fit:
         replace_file(self.folder / "log.csv", text.getvalue().encode())
         save_model(self.average, self.folder / "model.ckpt")
 
-    def predict(self, positions, chunk: int = 32) -> tuple[np.ndarray, np.ndarray]:
-        """Energies less `mean` (eV), shape (m,), and forces (eV/Å) of the averaged weights at positions (m, n, 3), Å."""
-        parts = torch.as_tensor(positions, dtype=torch.float32).split(chunk)
-        energies, forces = zip(*(self.average_batch.energy_and_forces(part) for part in parts), strict=True)
-        return torch.cat(energies).numpy(), torch.cat(forces).numpy()
-
     def run(self, until: int, total: int, training: Frames, validation: Frames, batch_size: int) -> None:
         """Train up to step `until` of a schedule of `total` steps."""
         with tqdm(total=until, initial=self.step, unit="step", desc="training") as bar:
             while self.step < until:
                 loss = self._epoch(until, total, training, batch_size, bar)
-                energy, force = self.predict(validation.positions)
+                energy, force = predict(self.average_batch, validation.positions)
                 energy_error = np.abs(energy - validation.energies.numpy()).mean() * KCAL
                 force_error = np.abs(force - validation.forces.numpy()).mean() * KCAL
                 row = {

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import openmm
+from openmm import unit
 from tqdm import tqdm
 
-from . import sampling
-from .gfn2 import read_arrays, write_arrays
-from .sampling import TeacherDynamics
+from .gfn2 import LABELS, read_arrays, write_arrays
+from .sampling import Amber, labelled, langevin, teacher_system
 
 TEMPERATURES = (300, 500)  # K
 RUNS = 5  # trajectories at each temperature
-EQUILIBRATION, FRAMES = 2, 100  # ps, one frame each, of each trajectory
+EQUILIBRATION, FRAMES = 2, 100  # frames of each trajectory, one a picosecond
 STEPS = 500  # of 2 fs
 
 
 class Trajectory:
-    """One trajectory of GFN2-xTB, extended by a picosecond at a time and kept in a file.
+    """One trajectory of GFN2-xTB, extended by a frame at a time and kept in a file.
 
     Parameters
     ----------
@@ -26,44 +27,48 @@ class Trajectory:
     temperature : float
         K.
     seed : sequence of int
-        Every picosecond has random numbers of its own, so that a stopped run goes on as if it had not been.
+        Every frame has random numbers of its own, so that a stopped run goes on with others than it began with.
+    start : tuple of float, optional
+        phi and psi, degrees; at random by default.
+    steps : int
+        Of 2 fs, between frames.
     """
 
-    def __init__(self, path: Path, temperature: float, seed: list[int]):
-        self.path, self.temperature, self.seed = path, temperature, seed
-        if path.exists():
-            self.data = read_arrays(path)
-        else:
-            n = len(sampling.Z)
-            self.data = {
-                "positions": np.empty((0, n, 3)),
-                "energies": np.empty(0),
-                "forces": np.empty((0, n, 3)),
-                "velocity": np.empty(0),
-            }
+    def __init__(
+        self,
+        path: Path,
+        temperature: float,
+        seed: list[int],
+        start: tuple[float, float] | None = None,
+        steps: int = STEPS,
+    ):
+        self.path, self.temperature, self.seed, self.start, self.steps = path, temperature, seed, start, steps
+        self.data = read_arrays(path) if path.exists() else {}
 
     def __len__(self) -> int:
-        return len(self.data["energies"])
+        return len(self.data.get("energies", ()))
 
-    def extend(self) -> None:
-        """One picosecond, one frame (Å, eV, eV/Å)."""
+    def extend(self, system: openmm.System) -> None:
+        """Run to the next frame (Å, eV, eV/Å) and write the file."""
         rng = np.random.default_rng([*self.seed, len(self)])
-        if len(self) == 0:
-            run = TeacherDynamics(self._start(rng), self.temperature, rng)
+        seed = int(rng.integers(1, 2**31))
+        if self.data:
+            context = langevin(system, self.data["positions"][-1], self.temperature, seed)
+            context.setVelocities(self.data["velocities"])
         else:
-            run = TeacherDynamics(self.data["positions"][-1], self.temperature, rng)
-            run.v = np.array(self.data["velocity"])
-        for _ in range(STEPS):
-            run.step()
-        for name, value in (("positions", run.x), ("energies", run.energy), ("forces", run.force)):
-            self.data[name] = np.concatenate((self.data[name], np.asarray(value)[None]))
-        self.data["velocity"] = run.v
+            context = langevin(system, self._first(rng), self.temperature, seed)
+        context.getIntegrator().step(self.steps)
+        for name, value in zip(LABELS, labelled(context), strict=True):
+            new = np.asarray(value)[None]
+            self.data[name] = np.concatenate((self.data[name], new)) if name in self.data else new
+        state = context.getState(velocities=True)
+        self.data["velocities"] = state.getVelocities(asNumpy=True).value_in_unit(unit.nanometer / unit.picosecond)
         write_arrays(self.path, **self.data)
 
-    def _start(self, rng: np.random.Generator) -> np.ndarray:
-        """A geometry at a random place of phi and psi."""
-        amber = sampling.Amber(int(rng.integers(1, 2**31)))
-        amber.start(*rng.uniform(-180, 180, 2), 300.0, int(rng.integers(1, 2**31)))
+    def _first(self, rng: np.random.Generator) -> np.ndarray:
+        amber = Amber(int(rng.integers(1, 2**31)))
+        phi, psi = rng.uniform(-180, 180, 2) if self.start is None else self.start
+        amber.start(phi, psi, 300.0, int(rng.integers(1, 2**31)))
         return amber.frames(1, 1)[0]
 
 
@@ -81,16 +86,19 @@ def trajectories(folder: Path, seed: int) -> dict[int, list[Trajectory]]:
 def generate(folder: Path, seed: int) -> None:
     """Extend all trajectories in turn to their full length; continues what `folder` holds."""
     runs = [run for several in trajectories(folder, seed).values() for run in several]
-    length = EQUILIBRATION + FRAMES
-    with tqdm(total=length * len(runs), initial=sum(map(len, runs)), unit="ps", desc="GFN2-xTB") as bar:
-        while (shortest := min(runs, key=len)) and len(shortest) < length:
-            shortest.extend()
+    extend(runs, EQUILIBRATION + FRAMES)
+
+
+def extend(runs: list[Trajectory], length: int) -> None:
+    """Extend trajectories in turn until each has `length` frames."""
+    system = teacher_system()
+    with tqdm(total=length * len(runs), initial=sum(map(len, runs)), unit="frame", desc="GFN2-xTB") as bar:
+        while len(shortest := min(runs, key=len)) < length:
+            shortest.extend(system)
             bar.update()
 
 
 def frames(folder: Path, seed: int, temperature: int) -> dict[str, np.ndarray]:
     """Frames after equilibration of all trajectories at a temperature: positions (Å), energies (eV), forces (eV/Å)."""
     data = [run.data for run in trajectories(folder, seed)[temperature]]
-    return {
-        name: np.concatenate([d[name][EQUILIBRATION:] for d in data]) for name in ("positions", "energies", "forces")
-    }
+    return {name: np.concatenate([d[name][EQUILIBRATION:] for d in data if d]) for name in LABELS}

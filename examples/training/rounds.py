@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import openmm
-from openmm import LangevinMiddleIntegrator, unit
 from tqdm import tqdm
 
 from openmm_tensornet import create_system
 
 from . import sampling
-from .fit import Fit, load_frames
+from .fit import Fit, load_frames, predict
 from .gfn2 import GFN2, read_arrays, write_arrays
-from .sampling import PDB, Z
+from .sampling import PDB, START, Z, heavy_hydrogens, langevin, positions
 
 # Shares of all steps after which the model runs, and what it finds is added.
 ROUNDS = (0.15, 0.35, 0.6)
@@ -69,12 +68,8 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
     """
     starts = np.concatenate([read_arrays(path)["positions"] for path in sorted(labels.glob("*.npz"))])
     system = create_system(PDB.topology, fit.folder / "model.ckpt", positions=PDB.positions)
-    for index, atom in enumerate(PDB.topology.atoms()):
-        if atom.element.symbol == "H":
-            system.setParticleMass(index, sampling.HYDROGEN_MASS)
-    integrator = LangevinMiddleIntegrator(300, 2, 0.002)
-    integrator.setRandomNumberSeed(int(rng.integers(1, 2**31)))
-    context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("CPU"), {"Threads": "1"})
+    context = langevin(heavy_hydrogens(system), START, 300.0, int(rng.integers(1, 2**31)))
+    integrator = context.getIntegrator()
     frames = []
     for run in tqdm(range(RUNS), desc="exploring", unit="run"):
         context.setPositions(starts[rng.integers(len(starts))] / 10)
@@ -85,14 +80,14 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
         for _ in range(FRAMES):
             try:
                 integrator.step(STEPS)
-                x = context.getState(positions=True).getPositions(asNumpy=True).value_in_unit(unit.angstrom)
+                x = positions(context.getState(positions=True))
             except openmm.OpenMMException:  # positions are NaN
                 break
             if not np.isfinite(x).all() or np.abs(x - x.mean(0)).max() > 10:
                 break
             frames.append(x)
     found = GFN2(Z).label(np.array(frames), lambda x: tqdm(x, desc="labels", unit="frame"))
-    errors = np.abs(fit.predict(found["positions"])[1] - found["forces"]).mean((1, 2))
+    errors = np.abs(predict(fit.average_batch, found["positions"])[1] - found["forces"]).mean((1, 2))
     print(f"mean absolute force error on the model's own frames: {errors.mean():.4f} eV/Å, worst {errors.max():.3f}")
     order = np.argsort(-errors)
     worst, rest = order[: KEPT // 2], order[KEPT // 2 :]

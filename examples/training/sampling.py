@@ -12,7 +12,9 @@ import openmm
 from openmm import LangevinMiddleIntegrator, unit
 from openmm.app import ForceField, HBonds, PDBFile
 
-from .gfn2 import GFN2
+from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
+
+from .gfn2 import GFN2, LABELS
 
 PDB = PDBFile(str(Path(__file__).resolve().parent.parent / "alanine_dipeptide.pdb"))
 Z = np.array([atom.element.atomic_number for atom in PDB.topology.atoms()])
@@ -21,7 +23,6 @@ PHI, PSI = (4, 6, 8, 14), (6, 8, 14, 16)  # C-N-CA-C and N-CA-C-N
 C7EQ, C7AX = (-80.0, 70.0), (70.0, -60.0)  # degrees
 # Heavy hydrogens move nothing in the ensemble of positions and allow twice the time step.
 HYDROGEN_MASS = 4.0  # Da
-KB = unit.MOLAR_GAS_CONSTANT_R.value_in_unit(unit.kilojoule_per_mole / unit.kelvin) / 96.48533212331  # eV/K
 
 
 class Amber:
@@ -65,8 +66,7 @@ class Amber:
         found = []
         for _ in range(count):
             self.integrator.step(steps)
-            state = self.context.getState(positions=True)
-            found.append(state.getPositions(asNumpy=True).value_in_unit(unit.angstrom))
+            found.append(positions(self.context.getState(positions=True)))
         return found
 
 
@@ -100,54 +100,59 @@ def displaced(rng: np.random.Generator, frames: np.ndarray, count: int = 1200) -
     return chosen * scale + noise
 
 
-class TeacherDynamics:
-    """Langevin dynamics (BAOAB; the ensemble of positions of a harmonic oscillator is exact) with GFN2-xTB.
-
-    Parameters
-    ----------
-    x : array, shape (n, 3)
-        Start, Å.
-    temperature : float
-        K.
-    rng : numpy Generator
-    timestep : float
-        fs.
-    friction : float
-        1/ps.
-    """
-
-    def __init__(
-        self, x: np.ndarray, temperature: float, rng: np.random.Generator, timestep: float = 2.0, friction: float = 2.0
-    ):
-        self.potential, self.rng = GFN2(Z), rng
-        self.mass = np.array([HYDROGEN_MASS if a.element.symbol == "H" else a.element.mass._value for a in PDB.topology.atoms()])
-        self.mass = self.mass[:, None]
-        # eV/(Da Å/fs²): 1 Da Å²/fs² = 103.6427 eV
-        self.per_mass = 96.48533212331e-4 / self.mass  # acceleration in Å/fs² for 1 eV/Å
-        self.dt, self.decay = timestep, np.exp(-friction * timestep / 1000)
-        self.thermal = np.sqrt(KB * temperature * self.per_mass)
-        self.x, self.v = np.array(x), self.thermal * rng.standard_normal(x.shape)
-        self.energy, self.force = self.potential(self.x)
-
-    def step(self) -> None:
-        """One time step."""
-        self.v += 0.5 * self.dt * self.force * self.per_mass
-        self.x += 0.5 * self.dt * self.v
-        noise = np.sqrt(1 - self.decay**2) * self.thermal * self.rng.standard_normal(self.x.shape)
-        self.v = self.decay * self.v + noise
-        self.x += 0.5 * self.dt * self.v
-        self.energy, self.force = self.potential(self.x)
-        self.v += 0.5 * self.dt * self.force * self.per_mass
+def heavy_hydrogens(system: openmm.System) -> openmm.System:
+    """The same System with the hydrogens' mass for a time step of 2 fs."""
+    for index in np.flatnonzero(Z == 1):
+        system.setParticleMass(int(index), HYDROGEN_MASS)
+    return system
 
 
-def teacher(rng: np.random.Generator, starts: np.ndarray, runs: int = 100, steps: int = 200, every: int = 10):
+def langevin(system: openmm.System, x: np.ndarray, temperature: float, seed: int) -> openmm.Context:
+    """Langevin dynamics in steps of 2 fs, from positions `x` (Å), at a temperature (K)."""
+    integrator = LangevinMiddleIntegrator(temperature, 2, 0.002)
+    integrator.setRandomNumberSeed(seed)
+    # PythonForce works on every platform, and one thread is enough for 22 atoms.
+    context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions(x / 10)
+    context.setVelocitiesToTemperature(temperature, seed)
+    return context
+
+
+def teacher_system() -> openmm.System:
+    """Alanine dipeptide with the energy of GFN2-xTB."""
+    gfn2 = GFN2(Z, trajectory=True)
+
+    def compute(state: openmm.State) -> tuple[float, np.ndarray]:
+        energy, forces = gfn2(positions(state))
+        return energy * KJ_PER_MOL_PER_EV, forces * (KJ_PER_MOL_PER_EV / NM_PER_ANGSTROM)
+
+    system = openmm.System()
+    for atom in PDB.topology.atoms():
+        system.addParticle(atom.element.mass)
+    system.addForce(openmm.PythonForce(compute))
+    return heavy_hydrogens(system)
+
+
+def positions(state: openmm.State) -> np.ndarray:
+    """Positions of a state, shape (22, 3), Å."""
+    return state.getPositions(asNumpy=True).value_in_unit(unit.angstrom)
+
+
+def labelled(context: openmm.Context) -> tuple[np.ndarray, float, np.ndarray]:
+    """Positions (Å), energy (eV) and forces (eV/Å) of a context."""
+    state = context.getState(positions=True, energy=True, forces=True)
+    forces = state.getForces(asNumpy=True).value_in_unit(unit.kilojoule_per_mole / unit.angstrom)
+    energy = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
+    return positions(state), energy / KJ_PER_MOL_PER_EV, forces / KJ_PER_MOL_PER_EV
+
+
+def teacher(rng: np.random.Generator, starts: np.ndarray, runs: int = 100, frames: int = 20, steps: int = 10) -> dict:
     """Labelled frames of short trajectories of GFN2-xTB itself at 500 K, from random starts."""
-    found: dict[str, list] = {"positions": [], "energies": [], "forces": []}
+    found: list[tuple] = []
+    system = teacher_system()
     for start in starts[rng.choice(len(starts), runs)]:
-        run = TeacherDynamics(start, 500.0, rng)
-        for step in range(1, steps + 1):
-            run.step()
-            if step % every == 0:
-                for name, value in (("positions", run.x), ("energies", run.energy), ("forces", run.force)):
-                    found[name].append(np.array(value))
-    return {name: np.array(values) for name, values in found.items()}
+        context = langevin(system, start, 500.0, int(rng.integers(1, 2**31)))
+        for _ in range(frames):
+            context.getIntegrator().step(steps)
+            found.append(labelled(context))
+    return {name: np.array(values) for name, values in zip(LABELS, zip(*found, strict=True), strict=True)}
