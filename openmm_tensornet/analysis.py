@@ -35,7 +35,7 @@ class Basin(NamedTuple):
 BASINS = {
     "C7eq": Basin((-130, 0), (20, 120)),
     "C5": Basin((110, -90), (120, -120)),
-    "C7ax": Basin((0, 130), (-140, 20)),
+    "C7ax": Basin((0, 130), (-120, 20)),
     "alphaR": Basin((-180, 0), (-120, 20)),
 }
 # A bond longer than this multiple of its length in the first frame is broken: the stretching of a C-H bond at 500 K ends near 1.3.

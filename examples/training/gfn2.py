@@ -35,7 +35,7 @@ class GFN2:
         Atomic numbers.
     trajectory : bool
         Whether geometries follow each other as in a trajectory: then each starts from the electrons of the one before, in half
-        the time (forces differ by 1e-4 eV/Å at most).
+        the time (forces differ by less than 1e-3 eV/Å).
     """
 
     def __init__(self, z: np.ndarray, trajectory: bool = False):

@@ -18,8 +18,9 @@ from .sampling import PDB, START, Z, heavy_hydrogens, langevin, positions
 # Shares of all steps after which the model runs, and what it finds is added.
 ROUNDS = (0.15, 0.35, 0.6)
 TEMPERATURES = (300.0, 400.0, 500.0, 600.0)  # K
-RUNS, FRAMES, STEPS = 24, 50, 50  # trajectories of a round, frames of each, steps of 2 fs between them
-KEPT = 800  # frames of a round: half those with the largest errors, half at random
+RUNS, FRAMES, STEPS = 24, 30, 20  # trajectories of a round, frames of each, steps of 2 fs between them
+CALM = 5.0  # eV/Å; trajectories start from frames without a larger force
+KEPT = 600  # frames of a round: half those with the largest errors, half at random
 
 
 def first_labels(folder: Path, seed: int) -> None:
@@ -66,14 +67,14 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
     frames are labelled, and the worst half of :data:`KEPT` is joined by as many at random. A trajectory ends where
     its frames are strange: their label has no self-consistent field or a force beyond reason.
     """
-    starts = np.concatenate([read_arrays(path)["positions"] for path in sorted(labels.glob("*.npz"))])
+    known = [read_arrays(path) for path in sorted(labels.glob("*.npz"))]
+    starts = np.concatenate([data["positions"][np.abs(data["forces"]).max((1, 2)) < CALM] for data in known])
     system = create_system(PDB.topology, fit.folder / "model.ckpt", positions=PDB.positions)
     context = langevin(heavy_hydrogens(system), START, 300.0, int(rng.integers(1, 2**31)))
     integrator = context.getIntegrator()
     frames = []
     for run in tqdm(range(RUNS), desc="exploring", unit="run"):
         context.setPositions(starts[rng.integers(len(starts))] / 10)
-        openmm.LocalEnergyMinimizer.minimize(context, 100.0, 20)
         temperature = TEMPERATURES[run % len(TEMPERATURES)]
         integrator.setTemperature(temperature)
         context.setVelocitiesToTemperature(temperature, int(rng.integers(1, 2**31)))
