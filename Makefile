@@ -16,7 +16,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow lint format bench bench-peers oracle clean
+.PHONY: help install demo test test-slow lint format bench bench-peers oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers, all sy
 	$(BIN)/python -m benchmarks.run --peers --breakdown $(if $(MODEL),--model "$(MODEL)")
 
 oracle: $(PEERS_STAMP)  ## create .venv-peers with torchmd-net and openmm-ml, whose numbers we match
+
+train: $(STAMP)  ## train the model of the package again, in some hours, in out/train; continues what was stopped
+	$(BIN)/python -m pip install -q -e '.[train]'
+	$(BIN)/python examples/train_alanine_dipeptide.py train
 
 clean:  ## remove what building, testing and the demo leave behind (environments stay)
 	rm -rf build dist *.egg-info out/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

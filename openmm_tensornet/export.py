@@ -316,16 +316,20 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
-    meant = model.about.get("molecule")
-    for molecule in range(len(atoms.charges)) if meant else ():
+    if "molecule" in model.about:
+        _warn_about_another_molecule(model.about["molecule"], atoms)
+
+
+def _warn_about_another_molecule(meant: dict, atoms: Atoms) -> None:
+    for molecule in range(len(atoms.charges)):
         numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
         if numbers != sorted(meant["atomic_numbers"]):
             warnings.warn(
-                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, received another "
-                f"molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
-                stacklevel=3,
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
+                f"received another molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
+                stacklevel=4,
             )
-            break
+            return
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

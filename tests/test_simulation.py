@@ -447,7 +447,7 @@ def test_a_minimiser_that_is_lost(monkeypatch, alanine, tmp_path, platform):
     x = app.PDBFile(str(files.start)).getPositions(asNumpy=True)._value
     np.testing.assert_allclose(x, np.tile([0.5, 0.3, 0.5], (22, 1)), atol=0.01)
     assert seen == [(250, 3)]
-    assert [int(row["step"]) for row in rows(files)][0] == 5
+    assert next(int(row["step"]) for row in rows(files)) == 5
 
 
 def test_seeds(alanine, tmp_path):
