@@ -28,6 +28,7 @@ from .potential import (
     coulomb_cutoff_of,
     integers,
 )
+from .registry import find_model
 from .units import positive_in
 
 
@@ -223,11 +224,8 @@ def _open(model: Any) -> TensorNet | Exported:
     if isinstance(model, TensorNet):
         return model
     if isinstance(model, (str, os.PathLike)):
-        if not os.path.exists(model):
-            raise FileNotFoundError(
-                f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist"
-            )
-        return load_exported(model) if is_torchscript(model) else load_model(model)
+        path = find_model(model)
+        return load_exported(path) if is_torchscript(path) else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")

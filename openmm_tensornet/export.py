@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -391,7 +392,7 @@ def export_torchscript(
 
 
 def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
-    """Refuse elements that the model does not know.
+    """Refuse elements that the model does not know, and warn where it was made for another molecule.
 
     Parameters
     ----------
@@ -409,6 +410,20 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
+    if "molecule" in model.about:
+        _warn_about_another_molecule(model.about["molecule"], atoms)
+
+
+def _warn_about_another_molecule(meant: dict, atoms: Atoms) -> None:
+    for molecule in range(len(atoms.charges)):
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        if numbers != sorted(meant["atomic_numbers"]):
+            warnings.warn(
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
+                f"received another molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
+                stacklevel=4,
+            )
+            return
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

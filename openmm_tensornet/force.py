@@ -64,8 +64,9 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
 
     Parameters
     ----------
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, the name of a known
+        model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
         Gives the elements and the box.

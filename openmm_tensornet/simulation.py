@@ -38,6 +38,8 @@ CSV_COLUMNS = (
 CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
 MAX_MINIMIZER_ITERATIONS = 1000
+# Damped enough to lose within some ps what the forces give, and not so much that nothing moves.
+QUENCH_FRICTION, QUENCH_STEPS = 20.0, 1000  # 1/ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
@@ -215,7 +217,7 @@ def simulate(
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
-                simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
+                _minimize(simulation)
                 _check_finite(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
@@ -295,6 +297,32 @@ def _produce(
         elapsed = perf_counter() - started
     simulated_ns = (num_reports - first) * interval * settings["timestep_fs"] * 1e-6
     return simulated_ns / elapsed * 86400 if simulated_ns > 0 else math.nan
+
+
+def _minimize(simulation: Simulation) -> None:
+    """Bring the structure near a minimum of the energy.
+
+    OpenMM's minimiser tries a first step of 1 nm in all, whatever the forces. Where that brings atoms so close that a potential
+    is NaN, it is lost; dynamics at 0 K then takes its place. It leaves steps and time to be set back.
+    """
+    from openmm import OpenMMException
+
+    context, integrator = simulation.context, simulation.integrator
+    start = context.getState(positions=True).getPositions(asNumpy=True)
+    try:
+        simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
+        lost = not math.isfinite(evaluate(context).getPotentialEnergy()._value)
+    except OpenMMException:  # the CPU and CUDA platforms check positions
+        lost = True
+    if lost:
+        temperature, friction = integrator.getTemperature(), integrator.getFriction()
+        context.setPositions(start)
+        context.setVelocitiesToTemperature(0)
+        integrator.setTemperature(0)
+        integrator.setFriction(QUENCH_FRICTION)
+        integrator.step(QUENCH_STEPS)
+        integrator.setTemperature(temperature)
+        integrator.setFriction(friction)
 
 
 def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed: int, quiet: bool) -> None:

@@ -45,6 +45,7 @@ ORDER = (
     "mixed",
     "runfiles",
     "simulation",
+    "analysis",
     "cli",
 )
 SUBPACKAGES = ("kernels",)
@@ -106,7 +107,7 @@ def test_reading_imports():
 
 def test_every_module_has_its_place():
     assert set(MODULES) == set(ORDER)
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(SUBPACKAGES)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__", "models"} == set(SUBPACKAGES)
 
 
 @pytest.mark.parametrize("module", MODULES)
