@@ -7,6 +7,7 @@ XML, and once more as a plain entry of the archive, which can be read without lo
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -27,12 +28,14 @@ from .potential import (
     StaticPotential,
     choose_coulomb_cutoff,
     coulomb_cutoff_of,
-    expected_energy_and_forces,
+    expected_energies_and_forces,
 )
 from .testing import TOLERANCES, deviation, geometries
 
 FORMAT = "openmm-tensornet"
 FORMAT_VERSION = 1
+# Modules that register operators; a file that needs them says so, and they must be imported before it is loaded.
+FUSED, NNPOPS = "openmm_tensornet.kernels.operators", "openmm_tensornet.neighbors"
 _ATEN = torch.ops.aten
 
 
@@ -244,7 +247,7 @@ def compile_potential(
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
     cases = geometries(atoms, model.cutoff, positions, box if periodic else None)
-    expected = {name: expected_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
+    expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,
         atoms,
@@ -274,7 +277,9 @@ def compile_potential(
         "precision": precision,
         "max_pairs": potential.capacity,
         "kernels": kernels,
-        "needs_import": "openmm_tensornet.kernels.operators" if kernels == "fused" else None,
+        "needs_imports": [
+            module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.nnpops)) if needed
+        ],
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
@@ -476,6 +481,9 @@ def load_exported(path: str | os.PathLike) -> Exported:
     """Load an exported file; raises ValueError as :func:`read_metadata`."""
     metadata = read_metadata(path)
     try:
+        for module in (FUSED, NNPOPS):
+            if module in metadata["needs_imports"]:
+                importlib.import_module(module)
         module = torch.jit.load(os.fspath(path), map_location="cpu")
     except Exception as error:
         raise ValueError(
