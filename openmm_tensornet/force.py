@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import math
 import os
@@ -208,6 +209,19 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
         return partial_charges(self, context)
 
 
+def charged_particles(force: openmm.Force, num_particles: int) -> list[int] | None:
+    """Particles of the System whose partial charges a force predicts, in its order; None if it predicts none."""
+    module = _module(force)
+    if getattr(module, "charges", None) is None:
+        return None
+    return json.loads(module.metadata)["particles"] or list(range(num_particles))
+
+
+def _module(force: openmm.Force) -> Any:
+    """The TorchScript module of a TorchForce, also of one read back from XML; None of another force."""
+    return openmmtorch.TorchForce.cast(force).getModule() if openmmtorch.TorchForce.isinstance(force) else None
+
+
 def partial_charges(force: Any, context: openmm.Context) -> np.ndarray:
     """Partial charges that a TensorNet2 predicts for the positions, and the box, of a Context.
 
@@ -230,12 +244,11 @@ def partial_charges(force: Any, context: openmm.Context) -> np.ndarray:
     ValueError
         If the force has no model with partial charges.
     """
-    module = openmmtorch.TorchForce.cast(force).getModule() if openmmtorch.TorchForce.isinstance(force) else None
-    charges = getattr(module, "charges", None)
+    charges = getattr(_module(force), "charges", None)
     if charges is None:
         raise ValueError(
-            f"force: expected a TensorNetForce of a model with partial charges (TensorNet2, such as AceFF-2.0), received "
-            f"{'one without' if module is not None else type(force).__name__}"
+            "force: expected a TensorNetForce of a model with partial charges (TensorNet2, such as AceFF-2.0), received "
+            f"another {type(force).__name__}"
         )
     state = context.getState(positions=True)
     arguments = [torch.tensor(state.getPositions(asNumpy=True).value_in_unit(unit.nanometer))]
