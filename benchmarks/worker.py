@@ -154,13 +154,13 @@ class Session:
         import torch
 
         from openmm_tensornet import load_model
-        from openmm_tensornet.potential import Atoms, expected_energy_and_forces
+        from openmm_tensornet.potential import Atoms, choose_coulomb_cutoff, expected_energy_and_forces
 
         structure = load(CASES[case])
         numbers = [atom.element.atomic_number for atom in make_topology(structure).atoms()]
         atoms = Atoms.make(numbers, None, CASES[case].total_charge)
         box = None if structure.box is None else torch.tensor(structure.box)
-        network = load_model(model)
+        network = choose_coulomb_cutoff(load_model(model), box is not None, None)
         found = [
             expected_energy_and_forces(network, atoms, torch.tensor(x, dtype=torch.float64), box) for x in positions
         ]

@@ -390,7 +390,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     dict
         ``file``, ``kind`` ("checkpoint" or "exported"), ``bytes`` and ``sha256``, and the metadata of the
         model or of the export; for a checkpoint also ``dtype``, ``parameters`` (their number) and
-        ``cutoff`` in its unit of length.
+        ``cutoff`` of the network in its unit of length.
 
     Raises
     ------
@@ -419,7 +419,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return description | {
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "parameters": sum(p.numel() for p in parameters),
-        "cutoff": model.cutoff,
+        "cutoff": model.network_cutoff,
         **model.metadata,
     }
 
