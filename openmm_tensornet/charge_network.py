@@ -18,7 +18,7 @@ from .blocks import DenseBlocks, PairSums, _Expand, _scale_parts, _sum_parts, pa
 from .charges import SMALLEST_SHARE, TensorNet2
 from .coulomb import coulomb_interaction
 from .module import Module
-from .network import StaticNetwork, _affines, _Direction, _layer_norm
+from .network import StaticNetwork, _affines, _layer_norm
 
 # Pairs of a layer's list that are evaluated at a time, in chunks of the embedding's: larger ones suit matrix products.
 CHUNKS_AT_ONCE = 4
@@ -257,6 +257,8 @@ class ChargeNetwork(StaticNetwork):
         Its weights are copied.
     sums : nn.Module
         :class:`ChargeBlocks` or :class:`ChargePairSums`.
+    operators : nn.Module
+        As in :class:`~openmm_tensornet.network.StaticNetwork`.
     molecules : Tensor of int64, shape (A,)
         Molecule of each slot.
     occupied : Tensor of bool, shape (A,)
@@ -270,12 +272,13 @@ class ChargeNetwork(StaticNetwork):
         self,
         model: TensorNet2,
         sums: Any,
+        operators: Any,
         molecules: Tensor,
         occupied: Tensor,
         total_charge: Tensor,
         dtype: torch.dtype,
     ):
-        super().__init__(model, sums, torch.zeros(len(molecules)), dtype)
+        super().__init__(model, sums, operators, dtype)
         self.several = len(total_charge) > 1
         self.padded = not bool(occupied.all())
         num_rbf, k, f = model.config.num_rbf, model.config.q_dim, model.config.embedding_dimension
@@ -297,14 +300,14 @@ class ChargeNetwork(StaticNetwork):
 
     def forward(self, r: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:  # type: ignore[override]
         """Distances, shape (P,), head outputs, shape (A,), and the charges, (A, K), of the embedding and each layer."""
-        distance, unit = _Direction.apply(r)
+        distance, unit = self.operators.direction(r)
         x, weights = self.sums(distance, unit, pairs)
-        x = self._embed(x)
+        x = self._embed(x, normalize=False)
         charges = [self._predict(0, x)]
         for k, weight in enumerate(weights):
             terms = torch.addmm(getattr(self, f"charge_bias_{k}"), charges[-1], getattr(self, f"charge_in_{k}"))
             receiver, sender = terms.chunk(2, dim=1)
-            x = self._interact(k, x, (weight, receiver, sender))
+            x = self._interact(k, self.operators.normalize(x), (weight, receiver, sender), normalize=False)
             charges.append(self._predict(k + 1, x))
         return distance, self._read(x), charges
 

@@ -12,15 +12,17 @@ import os
 import pickle
 import re
 import zipfile
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .charges import TensorNet2, TensorNet2Config
+from .files import replace_file
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
-from .registry import known_elements
+from .registry import find_model, known_elements
 from .units import ModelUnits
 
 # Our parameter names, and what TorchMD-Net calls them (without its leading "model.").
@@ -71,6 +73,8 @@ _READ = set(
     atom_filter repulsion q_dim coulomb_cutoff""".split()
 )
 _DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
+# Where a file written here says what it is.
+_ABOUT = "openmm_tensornet"
 # What torch's restricted unpickler says of objects that are no plain data.
 _WANTS_CODE = r"[Uu]nsupported (global|GLOBAL|class)|Trying to (call|instantiate)|Can only (build|create)"
 _LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
@@ -88,8 +92,8 @@ def load_model(
 
     Parameters
     ----------
-    path : path
-        A ``.ckpt`` file of TorchMD-Net, of any version.
+    path : path or str
+        A ``.ckpt`` file of TorchMD-Net, of any version, or the name of a known model (:data:`~openmm_tensornet.registry.MODELS`).
     length_unit, energy_unit : openmm.unit.Unit, optional
         Units in which the model was trained; angstrom and eV by default. Checkpoints do not carry them.
     remove_ref_energy : bool, optional
@@ -118,8 +122,55 @@ def load_model(
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
     model.source_hash = digest
-    model.elements = known_elements(digest)
+    model.about = _about(path, content)
+    model.elements = known_elements(digest) or tuple(model.about.get("elements", ())) or None
     return model.eval()
+
+
+def save_model(model: TensorNet, path: str | os.PathLike) -> None:
+    """Write a checkpoint that TorchMD-Net, and :func:`load_model`, read to the same numbers.
+
+    Parameters
+    ----------
+    model : TensorNet
+        Without priors. Its `about` goes with it; TorchMD-Net does not read that.
+    path : path
+        Replaced whole or not at all.
+
+    Raises
+    ------
+    ValueError
+        If the model has priors.
+    """
+    if len(model.priors):
+        raise ValueError(
+            f"model: expected one without priors, received {', '.join(type(p).__name__ for p in model.priors)}"
+        )
+    config = model.config
+    precision = next(bits for bits, dtype in _DTYPES.items() if dtype == model.mean.dtype)
+    options = {
+        "model": "tensornet",
+        **{name: value for name, value in asdict(config).items() if name in _READ},
+        "equivariance_invariance_group": config.group,
+        "reduce_op": "add" if config.reduce_op == "sum" else config.reduce_op,
+        "precision": precision,
+        "output_model": "Scalar",
+        "output_mlp_num_layers": config.head_hidden_layers,
+        "prior_model": None,
+        "prior_args": None,
+        "remove_ref_energy": False,
+        "atom_filter": -1,
+        "box_vecs": None,
+        # Read by TorchMD-Net when it builds the network.
+        "derivative": True,
+        "max_num_neighbors": 64,
+        "static_shapes": False,
+        "vector_cutoff": False,
+    }
+    state = {f"model.{_torchmdnet_name(name)}": value.detach().cpu() for name, value in model.state_dict().items()}
+    buffer = io.BytesIO()
+    torch.save({"hyper_parameters": options, "state_dict": state, _ABOUT: model.about}, buffer)
+    replace_file(path, buffer.getvalue())
 
 
 def _read(path: str | os.PathLike) -> tuple[dict, str]:
@@ -129,7 +180,7 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     name = os.fspath(path)
     if os.path.isdir(name):
         raise ValueError(f"{name}: expected a checkpoint file, received a directory")
-    with open(name, "rb") as file:
+    with open(find_model(name), "rb") as file:
         data = file.read()
     try:
         if zipfile.is_zipfile(io.BytesIO(data)):
@@ -152,6 +203,14 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
         if not isinstance(content, dict) or not isinstance(content.get(key), dict):
             raise ValueError(f"{name}: expected a TorchMD-Net checkpoint with a dictionary {key!r}, which is missing")
     return content, hashlib.sha256(data).hexdigest()
+
+
+def _about(path: str | os.PathLike, content: dict) -> dict:
+    """What a file written by :func:`save_model` says of the model."""
+    about = content.get(_ABOUT, {})
+    if not isinstance(about, dict):
+        raise ValueError(f"{os.fspath(path)}: {_ABOUT}: expected a dictionary, received {type(about).__name__}")
+    return about
 
 
 class _NotOne(ValueError):

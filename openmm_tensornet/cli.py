@@ -39,6 +39,7 @@ UNITS = {
 # Up to here more threads gain nothing, and lose a factor of 50 where another program uses the same cores
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
+MODEL_HELP = "TorchMD-Net checkpoint, exported file, or a name that `openmm-tensornet models` lists"
 BAD_INPUT = (
     ValueError,
     TypeError,
@@ -108,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     simulate.set_defaults(run=_simulate)
     simulate.add_argument("structure", metavar="STRUCTURE", help="PDB or PDBx/mmCIF file, hydrogens included")
-    simulate.add_argument("--model", required=True, metavar="FILE", help="TorchMD-Net checkpoint or exported file")
+    simulate.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     simulate.add_argument("--output", metavar="DIR", help="where to write (default: STRUCTURE-md)")
     add_quantity(simulate, "--time", "ps", 10, "length of the run, without preparation")
     add_quantity(simulate, "--timestep", "fs", 0.5, "time step")
@@ -163,8 +164,30 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the architecture, options, units and sizes of a checkpoint or an exported file.",
     )
     info.set_defaults(run=_info)
-    info.add_argument("file", metavar="FILE", help="TorchMD-Net checkpoint or exported file")
+    info.add_argument("file", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
+
+    models = commands.add_parser(
+        "models",
+        parents=[common],
+        allow_abbrev=False,
+        help="models that are known by name",
+        description="List the model in the package, and published ones that are fetched when they are used.",
+    )
+    models.set_defaults(run=_models)
+
+    analyze = commands.add_parser(
+        "analyze",
+        parents=[common],
+        allow_abbrev=False,
+        help="pictures of a run",
+        description="Draw energies, temperature, bond lengths and angles of a run, and for a peptide the map of phi and psi "
+        "with the populations of its basins. With --model also runs 2 ps at constant energy and reports the drift.",
+    )
+    analyze.set_defaults(run=_analyze)
+    analyze.add_argument("directory", metavar="DIR", help="directory of a run of `openmm-tensornet simulate`")
+    analyze.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    analyze.add_argument("--charge", type=int, default=0, metavar="N", help="total charge (default: 0)")
     return parser
 
 
@@ -366,7 +389,34 @@ def _count_pdb_atoms(path: Path) -> int:
     return count
 
 
-# ----------------------------------------------------------------------------------------------- info
+# -------------------------------------------------------------------------------------------- analyze
+
+
+def _analyze(options: argparse.Namespace) -> None:
+    from openmm_tensornet.analysis import analyze, read_trajectory, run_constant_energy
+    from openmm_tensornet.runfiles import RunFiles
+    from openmm_tensornet.system import create_system
+
+    constant_energy = None
+    if options.model is not None:
+        read_trajectory(options.directory)  # a wrong directory is an error at once
+        topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
+        _set_threads(None, topology.getNumAtoms())
+        system = create_system(topology, options.model, positions=positions, total_charge=options.charge)
+        constant_energy = run_constant_energy(system, positions)
+    lines, files = analyze(options.directory, constant_energy)
+    print("\n".join([*lines, "pictures: " + ", ".join(map(str, files))]))
+
+
+# ------------------------------------------------------------------------------------- models and info
+
+
+def _models(options: argparse.Namespace) -> None:
+    from openmm_tensornet.registry import MODELS
+
+    width = max(map(len, MODELS))
+    for name, model in MODELS.items():
+        print(f"{name:{width}}  {model.description}\n{'':{width}}  {model.source}")
 
 
 def _info(options: argparse.Namespace) -> None:
@@ -383,7 +433,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     Parameters
     ----------
     path : path
-        A TorchMD-Net checkpoint or an exported file.
+        A TorchMD-Net checkpoint, an exported file, or the name of a known model.
 
     Returns
     -------
@@ -399,9 +449,11 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     ValueError
         If it is neither, or cannot be honoured.
     """
-    path = Path(path)
+    from openmm_tensornet.registry import find_model
+
+    path = find_model(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise ValueError(f"{path}: expected a checkpoint or an exported file, received a directory")
     description: dict[str, Any] = {
         "file": str(path),
         "kind": "exported" if is_torchscript(path) else "checkpoint",

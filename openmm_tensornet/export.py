@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -50,11 +51,17 @@ class _Cluster(Module):
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
+        energies, forces = self.evaluate(positions)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor):
+        """Energies of the molecules, shape (M,), and forces (S, 3)."""
         self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
 
     def check(self, positions: Tensor):
         """Refuse a System of another size (a shape is known without asking the device)."""
@@ -98,11 +105,42 @@ class _Periodic(_Cluster):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        energies, forces = self.evaluate(positions, boxvectors)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
         self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
+
+
+class _Scaled(Module):
+    """A module that TorchForce calls, times a global parameter by which it differentiates the energy."""
+
+    def __init__(self, plain: nn.Module, metadata: str):
+        super().__init__()
+        self.plain, self.metadata = plain, metadata
+
+    def forward(self, positions: Tensor, scale: Tensor):
+        energy, forces = self.plain(positions)
+        return self.scaled(energy, forces, scale)
+
+    def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
+        """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
+        with torch.no_grad():
+            forces = forces * scale.to(forces.dtype)
+        return energy * scale.to(energy.dtype), forces
+
+
+class _ScaledPeriodic(_Scaled):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor, scale: Tensor):  # type: ignore[override]
+        energy, forces = self.plain(positions, boxvectors)
+        return self.scaled(energy, forces, scale)
 
 
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
@@ -148,6 +186,17 @@ class Exported:
     module: torch.jit.ScriptModule
     metadata: dict
 
+    def describe(self, **entries) -> Exported:
+        """The same module, which from now on also says `entries` of itself."""
+        metadata = self.metadata | entries
+        self.module.metadata = json.dumps(metadata)
+        return Exported(self.module, metadata)
+
+    def scaled(self) -> Exported:
+        """A module that takes one more argument, by which it multiplies energy and forces."""
+        wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
+        return Exported(torch.jit.script(wrapper(self.module, json.dumps(self.metadata)).eval()), self.metadata)
+
 
 def compile_potential(
     model: TensorNet,
@@ -158,6 +207,7 @@ def compile_potential(
     precision: str = "single",
     tabulate: bool = True,
     max_pairs: int | None = None,
+    kernels: str = "portable",
     positions: Tensor | None = None,
     box: Tensor | None = None,
     coulomb_cutoff: float | None = None,
@@ -175,7 +225,7 @@ def compile_potential(
         "single" or "double".
     tabulate : bool
         False evaluates the radial functions themselves.
-    max_pairs : int, optional
+    max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box : Tensor, optional
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
@@ -202,6 +252,7 @@ def compile_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
+        kernels=kernels,
         check=[(*cases[k], expected[k]) for k in cases],
     )
     elements = sorted(set(atoms.numbers))
@@ -222,6 +273,8 @@ def compile_potential(
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
+        "kernels": kernels,
+        "needs_import": "openmm_tensornet.kernels.operators" if kernels == "fused" else None,
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
@@ -235,10 +288,9 @@ def compile_potential(
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
-    metadata["kernels"] = check_graph_safety(module, *example).kernels
+    metadata["launches"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
-    module.metadata = json.dumps(metadata)  # complete only now; freezing above took a copy
-    return Exported(module, metadata)
+    return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
@@ -287,6 +339,8 @@ def export_torchscript(
     periodic: bool = False,
     precision: str = "single",
     tabulate: bool = True,
+    max_pairs: int | None = None,
+    kernels: str = "portable",
     positions=None,
     box_vectors=None,
     coulomb_cutoff: float | None = None,
@@ -305,7 +359,7 @@ def export_torchscript(
         Of the one molecule, or one for each molecule.
     particles : list of int, optional
         Index in the System of each atom.
-    periodic, precision, tabulate
+    periodic, precision, tabulate, max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
@@ -327,6 +381,8 @@ def export_torchscript(
         periodic=periodic,
         precision=precision,
         tabulate=tabulate,
+        max_pairs=max_pairs,
+        kernels=kernels,
         positions=None if positions is None else torch.as_tensor(positions, dtype=torch.float64),
         box=None if box_vectors is None else torch.as_tensor(box_vectors, dtype=torch.float64),
         coulomb_cutoff=coulomb_cutoff,
@@ -336,7 +392,7 @@ def export_torchscript(
 
 
 def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
-    """Refuse elements that the model does not know.
+    """Refuse elements that the model does not know, and warn where it was made for another molecule.
 
     Parameters
     ----------
@@ -354,6 +410,20 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
+    if "molecule" in model.about:
+        _warn_about_another_molecule(model.about["molecule"], atoms)
+
+
+def _warn_about_another_molecule(meant: dict, atoms: Atoms) -> None:
+    for molecule in range(len(atoms.charges)):
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        if numbers != sorted(meant["atomic_numbers"]):
+            warnings.warn(
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
+                f"received another molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
+                stacklevel=4,
+            )
+            return
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

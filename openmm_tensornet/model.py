@@ -273,6 +273,9 @@ class TensorNet(Module):
     ----------
     mean, std : Tensor, 0-d
         Energies are multiplied by `std` before, and shifted by `mean` after the reduction over atoms.
+    about : dict
+        Plain values that describe what the model was trained for, where its file has them: ``molecule``, a dict with ``name`` and
+        ``atomic_numbers``, if it is for one molecule only; ``elements``; and whatever else people should know.
     """
 
     def __init__(self, config: TensorNetConfig, priors: list[Prior] | None = None, units: ModelUnits | None = None):
@@ -282,6 +285,7 @@ class TensorNet(Module):
         self.units = units or ModelUnits()
         self.elements: tuple[int, ...] | None = None
         self.source_hash = ""
+        self.about: dict[str, Any] = {}
         self.rbf: Any = RADIAL_BASES[config.rbf_type](
             config.num_rbf, config.cutoff_lower, config.cutoff_upper, config.trainable_rbf
         )
@@ -315,6 +319,7 @@ class TensorNet(Module):
             "units": asdict(self.units),
             "elements": self.elements,
             "source_hash": self.source_hash,
+            "about": self.about,
         }
 
     def radial_functions(self, distance: Tensor) -> Tensor:

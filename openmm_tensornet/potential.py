@@ -16,15 +16,18 @@ from .blocks import DenseBlocks, PairSums, part_scales
 from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .charges import TensorNet2, mean_charges
 from .flatten import flatten, select_outputs
+from .kernels.functions import FusedOperators, FusedSums
+from .kernels.operators import available
 from .model import TensorNet
 from .module import Module
 from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
-from .network import StaticNetwork
+from .network import PortableOperators, StaticNetwork
 from .tabulate import RadialTable
 from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
+KERNELS = ("portable", "fused")
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (1024, 2048, 4096, 8192)
@@ -213,6 +216,7 @@ class StaticProgram(Module):
         dtype: torch.dtype,
         radial: list[Any],
         rooms: tuple[Room, Room | None],
+        fused: bool = False,
     ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
@@ -226,7 +230,7 @@ class StaticProgram(Module):
 
         zero = torch.zeros(1, dtype=torch.float64)
         room, coulomb_room = rooms
-        dense = room.capacity is None
+        dense = _is_dense(model, room, fused)
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
         pairs = room.pairs(molecules, periodic, cutoff)
@@ -243,20 +247,23 @@ class StaticProgram(Module):
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
             slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
         else:
-            linear = model.embedding.species_pair
-            embedded = model.embedding.species(z)
-            receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
-            receiver, sender = (receiver + linear.bias).to(dtype), sender.to(dtype)
+            receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
             if isinstance(model, TensorNet2):
                 sums = ChargePairSums(model, radial, own, receiver, sender, CHUNK)
+            elif fused:
+                sums = FusedSums(radial[0], receiver, sender, own[0])
             else:
                 sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], CHUNK)
             slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
-        self.guarded = not dense or bool((torch.bincount(molecules) == 1).any())
+        operators_of = FusedOperators if fused else PortableOperators
+        self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])
         self.coulomb: nn.Module | None = None
         if isinstance(model, TensorNet2):
-            self.network: nn.Module = ChargeNetwork(model, sums, slot_molecules, occupied.flatten(), charges, dtype)
+            operators = operators_of(model, torch.zeros(len(slot_molecules)), dtype)
+            self.network: nn.Module = ChargeNetwork(
+                model, sums, operators, slot_molecules, occupied.flatten(), charges, dtype
+            )
             self.register_buffer("places", places)
             self.register_buffer("total_charge", charges)
             if coulomb_room is not None and not (dense and pairs.empty):
@@ -266,7 +273,8 @@ class StaticProgram(Module):
                 else:
                     self.lists.append(coulomb_room.pairs(molecules, periodic, self.cutoff))
         else:
-            self.network = StaticNetwork(model, sums, charges[slot_molecules], dtype)
+            operators = operators_of(model, charges[slot_molecules], dtype)
+            self.network = StaticNetwork(model, sums, operators, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
         count = torch.bincount(molecules, minlength=self.num_molecules).double()
@@ -392,6 +400,18 @@ def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return places, occupied
 
 
+def _species_halves(model: TensorNet, z: Tensor) -> tuple[Tensor, Tensor]:
+    """What receiver and sender contribute to Z_ij, each of shape (N, F)."""
+    linear, embedded = model.embedding.species_pair, model.embedding.species(z)
+    receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
+    return receiver + linear.bias, sender
+
+
+def _is_dense(model: TensorNet, room: Room, fused: bool) -> bool:
+    """Whether sums are over dense blocks; fused ones always go through a list."""
+    return room.capacity is None and (not fused or isinstance(model, TensorNet2))
+
+
 def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
     """Z_ij of each slot with each slot of its molecule, shape (A, n, F); zero where one is empty."""
     blocks, n = z.shape
@@ -419,6 +439,8 @@ class StaticPotential(Module):
     max_pairs : int, optional
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    kernels : str
+        "portable" (PyTorch's own operators) or "fused" (:mod:`openmm_tensornet.kernels`).
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
 
@@ -443,9 +465,16 @@ class StaticPotential(Module):
         precision: str = "single",
         tabulate: bool = True,
         max_pairs: int | None = None,
+        kernels: str = "portable",
         check: Sequence[tuple] = (),
     ):
         super().__init__()
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels: expected one of {', '.join(KERNELS)}, received {kernels!r}")
+        if kernels == "fused" and not tabulate:
+            raise ValueError(
+                "kernels: expected 'portable' with tabulate=False, received 'fused', which needs the tables"
+            )
         if precision not in DTYPES:
             raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
         for prior in model.priors:
@@ -462,15 +491,15 @@ class StaticPotential(Module):
         reference = copy_double(model)
         self.rooms = _rooms(model, atoms, max_pairs, check)
         self.capacity, self.grid = self.rooms[0]
-        self.atoms, self.periodic, self.precision = atoms, periodic, precision
+        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
         self.tabulation: dict | None = None
-        functions = radial_functions(reference, self.capacity is None)
+        functions = radial_functions(reference, _is_dense(model, self.rooms[0], self.fused))
         if tabulate:
             intervals = self._refine(reference, functions, check)
             radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
         else:
             radial = [_DirectRadial(group, DTYPES[precision]) for group in functions]
-        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.rooms)
+        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.rooms, self.fused)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
         example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
@@ -485,7 +514,7 @@ class StaticPotential(Module):
         worst, errors = Deviation(0.0, 0.0), []
         for intervals in TABLE_SIZES:
             tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, self.rooms)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, self.rooms, self.fused)
             found = [deviation(program(x, box)[:2], expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
@@ -535,6 +564,19 @@ class StaticPotential(Module):
         """
         assert self.charge_program is not None
         return self.charge_program(positions, box) if self.periodic else self.charge_program(positions)
+
+
+def choose_kernels(kernels: str) -> str:
+    """Resolve "auto": fused where numba is installed and torch sees no GPU, for which there are no fused kernels."""
+    if kernels == "auto":
+        return "fused" if available() and not torch.cuda.is_available() else "portable"
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels: expected one of auto, {', '.join(KERNELS)}, received {kernels!r}")
+    if kernels == "fused" and not available():
+        raise ImportError(
+            "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"
+        )
+    return kernels
 
 
 def copy_double(model: TensorNet) -> TensorNet:

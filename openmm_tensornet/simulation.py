@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
 from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
+from .system import tensornet_forces
 from .units import number_in, positive_in
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ CSV_COLUMNS = (
 CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
 MAX_MINIMIZER_ITERATIONS = 1000
+# Damped enough to lose within some ps what the forces give, and not so much that nothing moves.
+QUENCH_FRICTION, QUENCH_STEPS = 20.0, 1000  # 1/ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
@@ -216,13 +219,13 @@ def simulate(
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
-            _check_finite(evaluate(context), f"{phase}step 0")
+            _check_finite(context, evaluate(context), f"{phase}step 0")
             files.clear()
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
-                simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
-                _check_finite(evaluate(context), f"{phase}step 0")
+                _minimize(simulation)
+                _check_finite(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
             phase = ""
@@ -234,7 +237,7 @@ def simulate(
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
-        raise SimulationError(f"{where}: {error}{_last_checkpoint(files)}") from error
+        raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
     _write_pdb(files.final, simulation)
     steps = context.getStepCount()
     if math.isnan(ns_per_day):
@@ -296,7 +299,7 @@ def _produce(
         for report in range(first + 1, num_reports + 1):
             simulation.step(interval)
             state = evaluate(context, periodic)
-            _check_finite(state, f"step {report * interval}", files)
+            _check_finite(context, state, f"step {report * interval}", files)
             row = _csv_row(report * interval, state, dof, periodic)
             energies.write(",".join(row) + "\n")
             trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
@@ -314,16 +317,39 @@ def _produce(
 
 def _partial_charges(system: openmm.System) -> tuple[list[int], Callable[[openmm.Context], Any]]:
     """The atoms that have partial charges, and what gives them for a Context."""
-    from openmm_tensornet.force import charged_particles, partial_charges
-
-    for force in system.getForces():
-        particles = charged_particles(force, system.getNumParticles())
-        if particles is not None:
-            return particles, partial(partial_charges, force)
+    for force in tensornet_forces(system):
+        if "q_dim" in force.metadata["model"]["config"]:
+            return force.metadata["particles"] or list(range(system.getNumParticles())), force.partial_charges
     raise ValueError(
-        "charges: expected a System with a TensorNetForce of a model that predicts partial charges (TensorNet2, such as AceFF-2.0), "
+        "charges: expected a System with a force of a model that predicts partial charges (TensorNet2, such as AceFF-2.0), "
         "received one without; leave charges out"
     )
+
+
+def _minimize(simulation: Simulation) -> None:
+    """Bring the structure near a minimum of the energy.
+
+    OpenMM's minimiser tries a first step of 1 nm in all, whatever the forces. Where that brings atoms so close that a potential
+    is NaN, it is lost; dynamics at 0 K then takes its place. It leaves steps and time to be set back.
+    """
+    from openmm import OpenMMException
+
+    context, integrator = simulation.context, simulation.integrator
+    start = context.getState(positions=True).getPositions(asNumpy=True)
+    try:
+        simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
+        lost = not math.isfinite(evaluate(context).getPotentialEnergy()._value)
+    except OpenMMException:  # the CPU and CUDA platforms check positions
+        lost = True
+    if lost:
+        temperature, friction = integrator.getTemperature(), integrator.getFriction()
+        context.setPositions(start)
+        context.setVelocitiesToTemperature(0)
+        integrator.setTemperature(0)
+        integrator.setFriction(QUENCH_FRICTION)
+        integrator.step(QUENCH_STEPS)
+        integrator.setTemperature(temperature)
+        integrator.setFriction(friction)
 
 
 def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed: int, quiet: bool) -> None:
@@ -340,14 +366,14 @@ def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed:
                 # New velocities at every stage: half of them goes into the potential within a few fs.
                 context.setVelocitiesToTemperature(target, (seed + stage) % 2**31)
                 simulation.step(stage_steps)
-                _check_finite(evaluate(context), f"equilibration, step {context.getStepCount()}")
+                _check_finite(context, evaluate(context), f"equilibration, step {context.getStepCount()}")
                 bar.update(stage_steps)
     integrator.setTemperature(temperature)
     context.setTime(0)
     context.setStepCount(0)
 
 
-def _check_finite(state: openmm.State, where: str, files: RunFiles | None = None) -> None:
+def _check_finite(context: openmm.Context, state: openmm.State, where: str, files: RunFiles | None = None) -> None:
     """Stop where energy or positions are not finite; the Reference platform itself would go on."""
     import numpy as np
 
@@ -361,7 +387,13 @@ def _check_finite(state: openmm.State, where: str, files: RunFiles | None = None
         cause = "velocities are NaN or infinite (time step too long)"
     else:
         return
-    raise SimulationError(f"{where}: {cause}{_last_checkpoint(files)}")
+    raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+
+
+def _cause(context: openmm.Context) -> str:
+    """What the TensorNet forces find at the positions of the context."""
+    found = (force.diagnose(context) for force in tensornet_forces(context.getSystem()))
+    return "".join(f"; {cause}" for cause in found if cause is not None)
 
 
 def _last_checkpoint(files: RunFiles | None) -> str:

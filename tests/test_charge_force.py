@@ -18,7 +18,7 @@ from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.coulomb import compute_dipole
 from openmm_tensornet.export import export_torchscript, read_metadata
-from openmm_tensornet.force import TensorNetForce, partial_charges
+from openmm_tensornet.force import TensorNetForce
 from openmm_tensornet.neighbors import find_pairs
 from openmm_tensornet.potential import copy_double
 from openmm_tensornet.system import create_system
@@ -58,7 +58,7 @@ def test_oracle(name, precision, platform):
         assert force_error < 1e-6
     else:
         assert relative < (1e-5 if case.box is None else 3e-5)
-    charges = partial_charges(system.getForce(0), context)
+    charges = TensorNetForce.cast(system.getForce(0)).partial_charges(context)
     assert abs(charges.sum() - case.atoms.charges[0]) < 1e-6
     z, molecules, total = case.atoms.tensors()
     model = load_model(case.checkpoint).double()
@@ -114,15 +114,15 @@ class TestPartialCharges:
         assert expected.sum() == pytest.approx(1, abs=1e-12) and np.ptp(expected) > 0.01
         np.testing.assert_allclose(force.partial_charges(context), expected, atol=1e-6)
         again = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
-        np.testing.assert_array_equal(partial_charges(again.getForce(0), context), force.partial_charges(context))
+        read = TensorNetForce.cast(again.getForce(0))
+        np.testing.assert_array_equal(read.partial_charges(context), force.partial_charges(context))
 
     def test_a_force_without(self):
         force = TensorNetForce(VARIANTS["zero-layers"].checkpoint, atomic_numbers=[8, 1, 1])
         context = context_of(make_system(force, 3), openmm.Platform.getPlatformByName("Reference"))
         context.setPositions(WATER)
-        for other in (force, openmm.CMMotionRemover()):
-            with pytest.raises(ValueError, match=r"expected a TensorNetForce of a model with partial charges"):
-                partial_charges(other, context)
+        with pytest.raises(ValueError, match=r"expected a force of a model with partial charges"):
+            force.partial_charges(context)
 
     def test_the_module_that_runs_does_not_hold_them(self, water):
         frozen = torch.jit.freeze(water.getModule().eval())
@@ -230,7 +230,7 @@ def test_charges_of_a_run(charged_system, tmp_path, monkeypatch):
     trajectory = mdtraj.load(str(files.trajectory), top=str(files.start))
     context = context_of(charged_system, openmm.Platform.getPlatformByName("Reference"))
     context.setPositions(trajectory.xyz[3])
-    found = partial_charges(charged_system.getForce(1), context)
+    found = TensorNetForce.cast(charged_system.getForce(1)).partial_charges(context)
     np.testing.assert_allclose(table[3, 1:], found, atol=1e-5)
     assert np.abs(table[3, 1:] - table[4, 1:]).max() > 1e-5
 
@@ -245,7 +245,7 @@ def test_charges_of_a_run(charged_system, tmp_path, monkeypatch):
 
 
 def test_charges_of_a_system_without(tmp_path):
-    with pytest.raises(ValueError, match="charges: expected a System with a TensorNetForce of a model that predicts"):
+    with pytest.raises(ValueError, match="charges: expected a System with a force of a model that predicts"):
         run(openmm.app.PDBFile(str(EXAMPLE)), tmp_path, charges=True)
     assert not list(tmp_path.iterdir())
 

@@ -17,6 +17,7 @@ from conftest import SHARED, VARIANTS
 from openmm import unit
 
 from openmm_tensornet import load_model
+from openmm_tensornet.checkpoint import save_model
 from openmm_tensornet.neighbors import find_pairs
 from openmm_tensornet.priors import D2, ZBL, Atomref
 
@@ -968,3 +969,36 @@ def test_no_such_file(tmp_path):
 def test_what_is_no_path(value):
     with pytest.raises(TypeError):
         load_model(value)
+
+
+# -------------------------------------------------------------------------------------------------- writing
+
+
+@pytest.mark.parametrize(
+    "name", ["charged-3layers-mean", "lower-cutoff-trainable", "so3-gauss-2layers-meanstd", "zero-layers"]
+)
+def test_what_is_written_is_read_again(model_path, tmp_path, name):
+    model = load_model(model_path(f"variants/{name}"))
+    model.about = {"name": "test", "elements": [1, 8]}
+    save_model(model, tmp_path / "model.ckpt")
+    again = load_model(tmp_path / "model.ckpt")
+    assert again.config == model.config
+    assert again.about == model.about
+    assert again.elements == (1, 8)
+    own, read = model.state_dict(), again.state_dict()
+    assert own.keys() == read.keys()
+    assert all(torch.equal(own[key], read[key]) for key in own)
+    assert all(key in again.metadata for key in model.metadata)
+
+
+def test_models_with_priors_are_not_written(model_path, tmp_path):
+    with pytest.raises(ValueError, match="model: expected one without priors, received ZBL"):
+        save_model(load_model(model_path("variants/zbl-float64")), tmp_path / "model.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_description_that_is_none(model_path, tmp_path):
+    content = torch.load(model_path("variants/zero-layers"), weights_only=True)
+    torch.save(content | {"openmm_tensornet": "text"}, tmp_path / "model.ckpt")
+    with pytest.raises(ValueError, match="openmm_tensornet: expected a dictionary, received str"):
+        load_model(tmp_path / "model.ckpt")

@@ -134,8 +134,8 @@ def test_quantities_that_are_none(capsys, text):
         (["simulate", "--model", "m", "missing.pdb"], "missing.pdb: no such file"),
         (["simulate", "--model", "m", "structure.xyz"], "expected a file named .pdb, .ent, .cif, .mmcif"),
         (["simulate", "--model", "missing.ckpt", EXAMPLE], "missing.ckpt"),
-        (["info", "missing.ckpt"], "missing.ckpt: no such file"),
-        (["info", "."], ".: no such file"),
+        (["info", "missing.ckpt"], "received 'missing.ckpt', which does not exist"),
+        (["info", "."], ".: expected a checkpoint or an exported file, received a directory"),
     ],
 )
 def test_bad_arguments(capsys, monkeypatch, tmp_path, arguments, text):
