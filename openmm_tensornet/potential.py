@@ -234,33 +234,43 @@ class StaticProgram(Module):
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
         pairs = room.pairs(molecules, periodic, cutoff)
+        operators_of = FusedOperators if fused else PortableOperators
+        # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
+        factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
+        receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
+        embedding: nn.Module | None = None
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
             slots = places[pairs.index]  # type: ignore[index]
+            operators = operators_of(model, factor_charges.repeat_interleave(n), dtype)
             if isinstance(model, TensorNet2):
-                sums = ChargeBlocks(model, radial, own, slots, occupied, species)
+                if fused:
+                    spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
+                    spread[:, places] = torch.stack((receiver, sender))
+                    embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
+                sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
             slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
         else:
-            receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
+            operators = operators_of(model, factor_charges[molecules], dtype)
             if isinstance(model, TensorNet2):
-                sums = ChargePairSums(model, radial, own, receiver, sender, CHUNK)
+                if fused:
+                    embedding = FusedSums(radial[0], receiver, sender, own[0])
+                sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
             elif fused:
                 sums = FusedSums(radial[0], receiver, sender, own[0])
             else:
                 sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], CHUNK)
             slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
-        operators_of = FusedOperators if fused else PortableOperators
         self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])
         self.coulomb: nn.Module | None = None
         if isinstance(model, TensorNet2):
-            operators = operators_of(model, torch.zeros(len(slot_molecules)), dtype)
             self.network: nn.Module = ChargeNetwork(
                 model, sums, operators, slot_molecules, occupied.flatten(), charges, dtype
             )
@@ -273,7 +283,6 @@ class StaticProgram(Module):
                 else:
                     self.lists.append(coulomb_room.pairs(molecules, periodic, self.cutoff))
         else:
-            operators = operators_of(model, charges[slot_molecules], dtype)
             self.network = StaticNetwork(model, sums, operators, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.

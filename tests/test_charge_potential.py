@@ -55,13 +55,16 @@ def test_untabulated_double_is_the_oracle(name, way):
     torch.testing.assert_close(static.partial_charges(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["lower-cutoff-mean", "scalar-gauss", "methylammonium-2.0"])
-def test_tables_stay_within_their_bound(name, way):
+@pytest.mark.parametrize("kernels", ["portable", "fused"])
+@pytest.mark.parametrize("name", ["so3", "lower-cutoff-mean", "scalar-gauss", "methylammonium-2.0"])
+def test_tables_stay_within_their_bound(name, kernels, way):
+    if kernels == "fused":
+        pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
     case = CHARGE_CASES[name]
     model = load_model(case.checkpoint)
     x, _ = case.tensors()
     expected = reference_energy_and_forces(copy_double(model), case.atoms, x)
-    static = StaticPotential(model, case.atoms, precision="double", check=[(x, None, expected)])
+    static = StaticPotential(model, case.atoms, precision="double", kernels=kernels, check=[(x, None, expected)])
     bound = TABULATION["double"]
     assert static.tabulation["relative_force"] <= bound.force
     assert static.tabulation["energy_eV_per_atom"] <= bound.energy

@@ -29,6 +29,9 @@ class Case:
         self.receiver, self.sender, self.own = self.random(atoms, f), self.random(atoms, f), self.random(atoms, f)
         self.self_weights = self.random(9, f)
         self.x, self.y, self.m = (self.random(9, atoms, f) for _ in range(3))
+        blocks = next(n for n in (3, 2, 1) if atoms % n == 0)
+        self.block_weight = self.random(atoms, atoms // blocks, 3, f)
+        self.scale = self.random(atoms, atoms // blocks)
         self.gates, self.factor = self.random(atoms, 3 * f), 1 + 0.1 * self.random(atoms).round()
         self.weight, self.bias = self.random(f), self.random(f)
         self.weight3, self.bias3 = self.random(3 * f), self.random(3 * f)
@@ -45,6 +48,7 @@ class Case:
             "direction": (self.r,),
             "embed": (distance, unit, self.pairs, self.receiver, self.sender, self.own, self.table, LOWER, STEP),
             "message": (distance, self.pairs, self.self_weights, self.table, LOWER, STEP, self.y),
+            "block_message": (self.block_weight, self.scale, self.y),
             "norm_features": (self.x, self.weight, self.bias),
             "part_features": (self.x, 0.7, self.weight3, self.bias3),
             "normalize": (self.x,),
@@ -56,12 +60,13 @@ class Case:
 
 # What has a derivative by positions: the places of these arguments.
 MOVING = {
-    "direction": (0,), "embed": (0, 1), "message": (0, 6), "norm_features": (0,), "part_features": (0,),
+    "direction": (0,), "embed": (0, 1), "message": (0, 6), "block_message": (0, 1, 2), "norm_features": (0,), "part_features": (0,),
     "normalize": (0,), "gate": (0, 1), "product": (0, 1), "plus_square": (0, 1),
 }  # fmt: skip
 FUNCTIONS = {
     "direction": functions._Direction, "embed": functions._Embed, "message": functions._Message,
-    "norm_features": functions._NormFeatures, "part_features": functions._PartFeatures, "gate": functions._Gate,
+    "block_message": functions._BlockMessage, "norm_features": functions._NormFeatures,
+    "part_features": functions._PartFeatures, "gate": functions._Gate,
     "normalize": functions._Normalize, "product": functions._Product, "plus_square": functions._PlusSquare,
 }  # fmt: skip
 
@@ -153,6 +158,19 @@ def test_far_near_and_nan(name):
         result = operator(d, *arguments[1:])
         touched = torch.isnan(result).flatten(2).any(2).any(0)
         assert touched.tolist() == [True, True, False, False]
+
+
+def test_what_is_scaled_by_zero_is_left_out():
+    """As the slots of a block that hold no atom are, or atoms beyond the cutoff."""
+    case = Case(6, 16, torch.float64)
+    weight, scale, y = case.arguments("block_message")
+    scale[1, 1] = 0
+    full = values_and_gradients(definitions.block_message, (weight, scale, y), (0, 2))
+    for a, b in zip(values_and_gradients(fused("block_message"), (weight, scale, y), (0, 2)), full, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    scale[1, 1] = torch.nan
+    touched = torch.isnan(fused("block_message")(weight, scale, y)).flatten(2).any(2).any(0)
+    assert touched.tolist() == [False, True] + 4 * [False]
 
 
 @pytest.mark.parametrize("name", MOVING)

@@ -210,6 +210,56 @@ def message_backward(g_m, distance, pairs, own, table, lower, step, y, g_distanc
         g_distance[p] = along
 
 
+@_kernel
+def block_message(weight, scale, y, m):
+    atoms, slots = scale.shape
+    channels = y.shape[2]
+    for i in range(atoms):
+        for k in range(9):
+            for f in range(channels):
+                m[k, i, f] = 0
+        for s in range(slots):
+            c, j = scale[i, s], i // slots * slots + s
+            if c == 0:
+                continue
+            for k in range(9):
+                part = 0 if k == 0 else 1 if k < 4 else 2
+                for f in range(channels):
+                    m[k, i, f] += c * weight[i, s, part, f] * y[k, j, f]
+
+
+@_kernel
+def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
+    atoms, slots = scale.shape
+    channels = y.shape[2]
+    for k in range(9):
+        for i in range(atoms):
+            for f in range(channels):
+                g_y[k, i, f] = 0
+    for i in range(atoms):
+        for s in range(slots):
+            c, j = scale[i, s], i // slots * slots + s
+            for part in range(3):
+                for f in range(channels):
+                    g_weight[i, s, part, f] = 0
+            g_scale[i, s] = 0
+            if c == 0:  # no pair, or one beyond the cutoff, where the slope of the scale is zero too
+                continue
+            for k in range(9):
+                part = 0 if k == 0 else 1 if k < 4 else 2
+                for f in range(channels):
+                    g_weight[i, s, part, f] += g_m[k, i, f] * y[k, j, f]
+                for f in range(channels):
+                    g_y[k, j, f] += c * weight[i, s, part, f] * g_m[k, i, f]
+            total = y.dtype.type(0)
+            for part in range(3):
+                for f in range(channels):
+                    total += g_weight[i, s, part, f] * weight[i, s, part, f]
+                for f in range(channels):
+                    g_weight[i, s, part, f] *= c
+            g_scale[i, s] = total
+
+
 # ------------------------------------------------------------------------------------------------------------ atoms
 
 

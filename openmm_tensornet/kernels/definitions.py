@@ -60,6 +60,13 @@ def message(
     return (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
 
 
+def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    """Σ_j scale_ij weight_ij ⊙ Y_j over the n slots j of i's block; (9, A, F), weights (A, n, 3, F), scale (A, n)."""
+    atoms, n = scale.shape
+    f = by_component((weight * scale[:, :, None, None]).flatten(0, 1)).unflatten(1, (atoms // n, n, n))
+    return (f * y.unflatten(1, (atoms // n, 1, n))).sum(3).flatten(1, 2)
+
+
 def by_component(parts: Tensor) -> Tensor:
     """Repeat each part's values for its components, (P, 3, F) to (9, P, F)."""
     return torch.repeat_interleave(parts, torch.tensor(tensors.PART_SIZES), dim=1).transpose(0, 1)

@@ -54,6 +54,17 @@ class _Message(torch.autograd.Function):
         return g_distance, None, None, None, None, None, g_y
 
 
+class _BlockMessage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, scale, y) -> Tensor:
+        ctx.save_for_backward(weight, scale, y)
+        return _OPS.block_message(weight, scale, y)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return _OPS.block_message_backward(*gradients, *ctx.saved_tensors)
+
+
 class _NormFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias) -> tuple[Tensor, Tensor]:
@@ -147,6 +158,9 @@ class FusedOperators(Module):
 
     def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return _Direction.apply(r)
+
+    def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+        return _BlockMessage.apply(weight, scale, y)
 
     def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         return _NormFeatures.apply(x, weight, bias)

@@ -78,6 +78,11 @@ _operator(
     f"message_backward(Tensor g_m, Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor y) -> (Tensor, Tensor)",
     _like(1, 7),
 )
+_operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
+_operator(
+    "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
+    _like(1, 2, 3),
+)
 _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
 _operator("normalize(Tensor x) -> Tensor", _like(0))
