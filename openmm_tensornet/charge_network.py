@@ -84,6 +84,10 @@ class ChargeBlocks(DenseBlocks):
         Tables of :func:`charge_radial_functions`.
     self_functions : list of Tensor
         Their functions at d = 0, for the self pair.
+    operators : nn.Module
+        As in :class:`~openmm_tensornet.network.StaticNetwork`.
+    embedding : nn.Module or None
+        Sums of the embedding over `pairs` in place of its own.
     pairs, occupied, species
         As in :class:`~openmm_tensornet.blocks.DenseBlocks`.
     """
@@ -93,11 +97,15 @@ class ChargeBlocks(DenseBlocks):
         model: TensorNet2,
         radial: list[nn.Module],
         self_functions: list[Tensor],
+        operators: Any,
+        embedding: nn.Module | None,
         pairs: Tensor,
         occupied: Tensor,
         species: Tensor,
     ):
         super().__init__(radial[0], pairs, occupied, species, self_functions[0])
+        self.operators, self.embedding = operators, embedding
+        self.register_buffer("pairs", pairs)
         self.pair_functions: Any = nn.ModuleList(_PairFunction(layer, species.dtype) for layer in model.layers)
         if self.pair_functions:
             self.layer_radial = radial[1]
@@ -105,7 +113,7 @@ class ChargeBlocks(DenseBlocks):
             self.register_buffer("layer_constant", torch.stack((own, torch.zeros_like(own))))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        x, _ = super().forward(distance, unit, pairs)
+        x, _ = (super().forward if self.embedding is None else self.embedding)(distance, unit, self.pairs)
         if not self.pair_functions:
             return x, ()
         rows = _Expand.apply(self.layer_radial(distance), self.layer_constant, self.row, self.forth, self.back)
@@ -117,8 +125,8 @@ class ChargeBlocks(DenseBlocks):
         (k, share, c), receiver, sender = weight
         blocks, n = self.shape
         first = share.view(blocks, n, n, -1) + receiver.view(blocks, n, 1, -1) + sender.view(blocks, 1, n, -1)
-        f = self.pair_functions[k](first.flatten(0, 2)) * c
-        return super().message(f.view(blocks * n, n, 3, -1), y)
+        f = self.pair_functions[k](first.flatten(0, 2))
+        return self.operators.block_message(f.view(blocks * n, n, 3, -1), c.view(blocks * n, n), y)
 
 
 class ChargePairSums(PairSums):
@@ -131,6 +139,8 @@ class ChargePairSums(PairSums):
         Tables of :func:`charge_radial_functions`.
     self_functions : list of Tensor
         Their functions at d = 0, for the self pair.
+    embedding : nn.Module or None
+        Sums of the embedding in place of its own.
     receiver, sender, chunk
         As in :class:`~openmm_tensornet.blocks.PairSums`.
     """
@@ -140,11 +150,13 @@ class ChargePairSums(PairSums):
         model: TensorNet2,
         radial: list[nn.Module],
         self_functions: list[Tensor],
+        embedding: nn.Module | None,
         receiver: Tensor,
         sender: Tensor,
         chunk: int,
     ):
         super().__init__(radial[:1], receiver, sender, self_functions[0], chunk)
+        self.embedding = embedding
         self.layer_radial: Any = nn.ModuleList(radial[1:])
         self.pair_functions: Any = nn.ModuleList(_PairFunction(layer, receiver.dtype) for layer in model.layers)
         for k, own in enumerate(self_functions[1:]):
@@ -153,7 +165,7 @@ class ChargePairSums(PairSums):
         self.register_buffer("part", part)
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        x, _ = super().forward(distance, unit, pairs)
+        x, _ = (super().forward if self.embedding is None else self.embedding)(distance, unit, pairs)
         return x, tuple((k, distance, pairs) for k in range(len(self.pair_functions)))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:

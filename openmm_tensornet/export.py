@@ -276,9 +276,10 @@ def compile_potential(
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
+        "pair_list": None if potential.capacity is None else potential.finder,
         "kernels": kernels,
         "needs_imports": [
-            module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.nnpops)) if needed
+            module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.finder == "nnpops")) if needed
         ],
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},

@@ -16,7 +16,7 @@ from .blocks import DenseBlocks, PairSums, part_scales
 from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .charges import TensorNet2, mean_charges
 from .flatten import flatten, select_outputs
-from .kernels.functions import FusedOperators, FusedSums
+from .kernels.functions import FusedOperators, FusedPairs, FusedSums
 from .kernels.operators import available
 from .model import TensorNet
 from .module import Module
@@ -191,20 +191,21 @@ class Room(NamedTuple):
         Pairs; None where all pairs of each molecule are evaluated.
     grid : Grid or None
         Cells in which they are looked for; None where all pairs are compared.
-    nnpops : bool
-        NNPOps looks for them.
+    finder : str
+        Who looks for them: "torch", "nnpops" or "fused".
     """
 
     capacity: int | None
     grid: Grid | None = None
-    nnpops: bool = False
+    finder: str = "torch"
 
     def pairs(self, molecules: Tensor, periodic: bool, cutoff: float) -> nn.Module:
         """The list; cutoff in nm."""
         if self.capacity is None:
             return AllPairs(molecules, periodic, cutoff)
-        if self.nnpops:
-            return NNPOpsPairs(molecules, periodic, cutoff, self.capacity)
+        if self.finder != "torch":
+            kind = NNPOpsPairs if self.finder == "nnpops" else FusedPairs
+            return kind(molecules, periodic, cutoff, self.capacity)
         if self.grid is None:
             return SelectedPairs(molecules, periodic, cutoff, self.capacity)
         return CellPairs(molecules, periodic, cutoff, self.capacity, self.grid)
@@ -239,33 +240,43 @@ class StaticProgram(Module):
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
         pairs = room.pairs(molecules, periodic, cutoff)
+        operators_of = FusedOperators if fused else PortableOperators
+        # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
+        factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
+        receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
+        embedding: nn.Module | None = None
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
             slots = places[pairs.index]  # type: ignore[index]
+            operators = operators_of(model, factor_charges.repeat_interleave(n), dtype)
             if isinstance(model, TensorNet2):
-                sums = ChargeBlocks(model, radial, own, slots, occupied, species)
+                if fused:
+                    spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
+                    spread[:, places] = torch.stack((receiver, sender))
+                    embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
+                sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
             slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
         else:
-            receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
+            operators = operators_of(model, factor_charges[molecules], dtype)
             if isinstance(model, TensorNet2):
-                sums = ChargePairSums(model, radial, own, receiver, sender, CHUNK)
+                if fused:
+                    embedding = FusedSums(radial[0], receiver, sender, own[0])
+                sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
             elif fused:
                 sums = FusedSums(radial[0], receiver, sender, own[0])
             else:
                 sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], CHUNK)
             slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
-        operators_of = FusedOperators if fused else PortableOperators
         self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])
         self.coulomb: nn.Module | None = None
         if isinstance(model, TensorNet2):
-            operators = operators_of(model, torch.zeros(len(slot_molecules)), dtype)
             self.network: nn.Module = ChargeNetwork(
                 model, sums, operators, slot_molecules, occupied.flatten(), charges, dtype
             )
@@ -278,7 +289,6 @@ class StaticProgram(Module):
                 else:
                     self.lists.append(coulomb_room.pairs(molecules, periodic, self.cutoff))
         else:
-            operators = operators_of(model, charges[slot_molecules], dtype)
             self.network = StaticNetwork(model, sums, operators, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
@@ -370,13 +380,13 @@ class StaticProgram(Module):
 
 
 def _rooms(
-    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], nnpops: bool = False
+    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], finder: str = "torch"
 ) -> tuple[Room, Room | None]:
     """What the list of the network holds, and that of the Coulomb interaction, where there is one."""
     _, molecules, _ = atoms.tensors()
     sizes = torch.bincount(molecules)
     dense = int(sizes.max()) <= DENSE_ATOMS
-    if nnpops:  # it lists pairs across molecules too
+    if finder == "nnpops":  # it lists pairs across molecules too
         molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
     everything = int((sizes * (sizes - 1) // 2).sum())
     known = [(x, molecules, box) for x, box, _ in check]
@@ -390,8 +400,8 @@ def _rooms(
         if capacity is None:
             capacity = pair_capacity(sizes, cutoff, known)
         capacity = max(1, min(capacity, everything))
-        if nnpops:
-            return Room(capacity, nnpops=True)
+        if finder != "torch":
+            return Room(capacity, finder=finder)
         # Without a geometry nothing is known of the box, and all pairs are compared.
         grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
         return Room(capacity, grid)
@@ -465,8 +475,8 @@ class StaticPotential(Module):
         Pairs that the list holds; None where all pairs are evaluated.
     grid : Grid or None
         Cells in which the pairs are looked for; None where all pairs are compared.
-    nnpops : bool
-        Whether NNPOps lists the pairs.
+    finder : str
+        Who lists the pairs: "torch", "nnpops" (where NNPOps is installed and there is a GPU) or "fused".
     tabulation : dict or None
         The tables' size and the errors reached.
     """
@@ -504,13 +514,14 @@ class StaticPotential(Module):
                 "see choose_coulomb_cutoff"
             )
         reference = copy_double(model)
-        self.rooms = _rooms(model, atoms, max_pairs, check, nnpops_fits())
-        self.capacity, self.grid, self.nnpops = self.rooms[0]
         self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
+        finder = "nnpops" if nnpops_fits() else "fused" if self.fused else "torch"
+        self.rooms = _rooms(model, atoms, max_pairs, check, finder)
+        self.capacity, self.grid, self.finder = self.rooms[0]
         self.tabulation: dict | None = None
         functions = radial_functions(reference, _is_dense(model, self.rooms[0], self.fused))
         if tabulate:
-            intervals = self._refine(reference, functions, check)
+            intervals = self._refine(reference, check)
             radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
         else:
             radial = [_DirectRadial(group, DTYPES[precision]) for group in functions]
@@ -524,12 +535,15 @@ class StaticPotential(Module):
         self.program = select_outputs(flat, slice(0, 2))
         self.charge_program = select_outputs(flat, 2) if isinstance(model, TensorNet2) else None
 
-    def _refine(self, model: TensorNet, functions: list[nn.Module], check: Sequence[tuple]) -> int:
+    def _refine(self, model: TensorNet, check: Sequence[tuple]) -> int:
         """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
         worst, errors = Deviation(0.0, 0.0), []
+        # In the portable program: fused kernels for float64 would have to be compiled for this alone.
+        rooms = _rooms(model, self.atoms, self.capacity, check)
+        functions = radial_functions(model, rooms[0].capacity is None)
         for intervals in TABLE_SIZES:
             tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, self.rooms, self.fused)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
             found = [deviation(program(x, box)[:2], expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):

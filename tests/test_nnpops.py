@@ -107,7 +107,7 @@ def test_potential(nnpops, model_path, periodic, kernels):
     x = packing(atoms, 3, box) if periodic else packing(atoms, 3)
     expected = reference_energy_and_forces(copy_double(model), atoms, x, box)
     exported = compile_potential(model, atoms, periodic=periodic, kernels=kernels, positions=x, box=box)
-    assert NNPOPS in exported.metadata["needs_imports"]
+    assert NNPOPS in exported.metadata["needs_imports"] and exported.metadata["pair_list"] == "nnpops"
     frozen = torch.jit.freeze(exported.module.eval())
     for _ in range(3):
         energy, forces = frozen(x) if box is None else frozen(x, box)
@@ -138,4 +138,4 @@ def test_check_of_the_graph_needs_no_nnpops_kernel_for_fake_tensors(nnpops):
 
 def test_small_molecules_need_no_list(nnpops, model_path):
     model = load_model(model_path("variants/so3-gauss-2layers-meanstd"))
-    assert not StaticPotential(model, Atoms.make([8, 1, 1])).nnpops
+    assert StaticPotential(model, Atoms.make([8, 1, 1])).capacity is None
