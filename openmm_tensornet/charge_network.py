@@ -188,31 +188,34 @@ class ChargePairSums(PairSums):
 
 
 class _ListMessage(torch.autograd.Function):
-    """Σ_j f_ij ⊙ Y_j over both directions of a list, (N, 9, F), from distances (P,), charge terms (N, F) and Y (N, 9, F)."""
+    """Σ_j f_ij ⊙ Y_j over both directions of a list, (N, 9, F), from distances (P,), charge terms (N, F) and Y (N, 9, F).
+
+    What the pairs' functions need for their derivative is kept: to compute it again would take as long as the backward pass.
+    """
 
     @staticmethod
     def forward(
         ctx, sums: ChargePairSums, k: int, pairs: Tensor, distance: Tensor, receiver: Tensor, sender: Tensor, y: Tensor
     ) -> Tensor:
-        ctx.sums, ctx.k = sums, k
-        ctx.save_for_backward(pairs, distance, receiver, sender, y)
+        ctx.sums, ctx.k, ctx.kept = sums, k, []
+        ctx.save_for_backward(y)
         m = torch.zeros_like(y)
-        for a, b, first, c, _ in sums.directed(k, pairs, distance, receiver, sender):
-            f = (sums.pair_functions[k](first) * c).unflatten(1, (3, -1))
-            m = m.index_add_(0, a, _scale_parts(y.index_select(0, b), f))
-        return m
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        sums, k = ctx.sums, ctx.k
-        pairs, distance, receiver, sender, y = ctx.saved_tensors
-        gm = gradients[0].contiguous()
-        gy, to_receiver, to_sender = torch.zeros_like(y), torch.zeros_like(receiver), torch.zeros_like(sender)
-        to_distance = []
         for a, b, first, c, saved in sums.directed(k, pairs, distance, receiver, sender):
             with torch.enable_grad():
                 first = first.detach().requires_grad_(True)
                 s = sums.pair_functions[k](first)
+            ctx.kept.append((a, b, first, s, c, saved))
+            m = m.index_add_(0, a, _scale_parts(y.index_select(0, b), (s.detach() * c).unflatten(1, (3, -1))))
+        return m
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (y,) = ctx.saved_tensors
+        gm = gradients[0].contiguous()
+        gy = torch.zeros_like(y)
+        to_receiver, to_sender = y.new_zeros(y.shape[0], y.shape[2]), y.new_zeros(y.shape[0], y.shape[2])
+        to_distance = []
+        for a, b, first, s, c, saved in ctx.kept:
             gm_a = gm.index_select(0, a)
             gf = _sum_parts(gm_a * y.index_select(0, b)).flatten(1)
             (g_first,) = torch.autograd.grad(s, first, gf * c)
@@ -221,7 +224,7 @@ class _ListMessage(torch.autograd.Function):
             to_receiver = to_receiver.index_add_(0, a, g_first)
             to_sender = to_sender.index_add_(0, b, g_first)
             forth, back = torch.cat((g_first, (gf * s).sum(1, keepdim=True)), dim=1).chunk(2)
-            to_distance.append(sums.layer_radial[k].slope(saved, forth + back))
+            to_distance.append(ctx.sums.layer_radial[ctx.k].slope(saved, forth + back))
         return None, None, None, torch.cat(to_distance), to_receiver, to_sender, gy
 
 

@@ -41,7 +41,7 @@ def coulomb_interaction(distance: Tensor, cutoff: float | None) -> Tensor:
 
 
 def compute_dipole(positions: np.ndarray, charges: np.ndarray, masses: np.ndarray | None = None) -> np.ndarray:
-    """Dipole moment of each frame of a molecule that is whole.
+    """Dipole moment of each frame of a molecule that is whole; the charges may differ from frame to frame.
 
     Parameters
     ----------

@@ -39,7 +39,41 @@ FUSED, NNPOPS = "openmm_tensornet.kernels.operators", "openmm_tensornet.neighbor
 _ATEN = torch.ops.aten
 
 
-class _Cluster(Module):
+class _OfAtoms(Module):
+    """A program for the potential's atoms that takes positions of the whole System, shape (S, 3)."""
+
+    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
+        super().__init__()
+        self.program, self.count = program, count
+        self.subset = atoms is not None
+        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
+
+    def gather(self, positions: Tensor) -> Tensor:
+        """Positions of the potential's atoms; refuses a System of another size (a shape is known without asking the device)."""
+        if self.subset:
+            return positions.index_select(0, self.atoms)
+        if positions.size(0) != self.count:
+            raise RuntimeError(
+                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
+            )
+        return positions
+
+
+class _Charges(_OfAtoms):
+    """Partial charges, shape (N,), without a box."""
+
+    def forward(self, positions: Tensor):
+        return self.program(self.gather(positions))
+
+
+class _PeriodicCharges(_OfAtoms):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor):
+        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
+
+
+class _Cluster(_OfAtoms):
     """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
 
     The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a
@@ -47,11 +81,9 @@ class _Cluster(Module):
     """
 
     def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
-        super().__init__()
-        self.program, self.count, self.metadata = program, count, ""
+        super().__init__(program, atoms, count)
+        self.metadata = ""
         self.charges = charges  # not run by forward, so that freezing drops it
-        self.subset = atoms is not None
-        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
         energies, forces = self.evaluate(positions)
@@ -60,22 +92,10 @@ class _Cluster(Module):
     @torch.jit.export
     def evaluate(self, positions: Tensor):
         """Energies of the molecules, shape (M,), and forces (S, 3)."""
-        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
             forces = self.scatter(positions, forces)
         return energies, forces
-
-    def check(self, positions: Tensor):
-        """Refuse a System of another size (a shape is known without asking the device)."""
-        if not self.subset and positions.size(0) != self.count:
-            raise RuntimeError(
-                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
-            )
-
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms."""
-        return positions.index_select(0, self.atoms) if self.subset else positions
 
     def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
         """Forces of all particles of the System."""
@@ -83,25 +103,6 @@ class _Cluster(Module):
         if self.subset:
             return torch.zeros_like(positions).index_copy(0, self.atoms, forces)
         return forces
-
-
-class _Charges(_Cluster):
-    """Partial charges, shape (N,), of the potential's atoms from the same positions."""
-
-    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
-        super().__init__(program, None, atoms, count)
-
-    def forward(self, positions: Tensor):
-        self.check(positions)
-        return self.program(self.gather(positions))
-
-
-class _PeriodicCharges(_Charges):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        self.check(positions)
-        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
 
 
 class _Periodic(_Cluster):
@@ -113,7 +114,6 @@ class _Periodic(_Cluster):
 
     @torch.jit.export
     def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
             forces = self.scatter(positions, forces)
@@ -272,11 +272,13 @@ def compile_potential(
         "total_charge": list(atoms.charges),
         "particles": particles,
         "cutoff_nm": potential.cutoff,
+        "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
         "coulomb_cutoff_nm": coulomb_cutoff_of(model),
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
         "pair_list": None if potential.capacity is None else potential.finder,
+        "max_coulomb_pairs": None if potential.rooms[1] is None else potential.rooms[1].capacity,
         "kernels": kernels,
         "needs_imports": [
             module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.finder == "nnpops")) if needed

@@ -13,6 +13,7 @@ from openmm import unit
 from test_force import ENERGY, context_of, evaluate, make_system
 from test_simulation import EXAMPLE, killed_run, run
 
+import openmm_tensornet.potential as potential_module
 from openmm_tensornet import cli
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
@@ -196,6 +197,27 @@ class TestCoulombCutoff:
             TensorNetForce(path, coulomb_cutoff=0.8, **options)
         with pytest.raises(ValueError, match=r"box, 0\.85 nm, received 0\.9 nm"):
             TensorNetForce(path, **options | {"box_vectors": np.eye(3) * 1.7})
+
+
+def test_more_coulomb_pairs_than_the_list_holds(monkeypatch):
+    """Six atoms in a row, made for 0.25 nm apart, then brought closer."""
+    monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(potential_module, "pair_capacity", lambda *_: 9)
+    row = np.arange(6)[:, None] * np.array([[1.0, 0, 0]])
+    force = TensorNetForce(
+        small_model(),
+        atomic_numbers=[8, 1] * 3,
+        positions=0.25 * row,
+        coulomb_cutoff=0.6,
+        max_pairs=15,
+        kernels="portable",
+    )
+    assert force.metadata["max_coulomb_pairs"] == 9
+    context = context_of(make_system(force, 6), openmm.Platform.getPlatformByName("Reference"))
+    assert np.isfinite(evaluate(context, 0.25 * row)[0]) and force.diagnose(context) is None
+    energy, forces = evaluate(context, 0.11 * row)
+    assert np.isnan(energy) and np.isnan(forces).all()
+    assert "expected at most 9 pairs closer than the cutoff of 0.6 nm, found 15" in force.diagnose(context)
 
 
 def test_a_liquid_model_that_says_its_cutoff():
