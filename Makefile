@@ -10,12 +10,16 @@ PYTEST_ARGS ?=
 comma := ,
 BIN := .venv/bin
 STAMP := .venv/.stamp-$(subst $(comma),-,$(EXTRAS))
+# What test-matrix lays over .venv, of which everything else is; and the tests that touch OpenMM.
+MATRIX_OPENMM ?= 8.4 8.5 8.6
+MATRIX_TORCH ?= 2.10 2.12
+MATRIX_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,backends force imports mixed simulation states))
 PEERS := openmmml==1.8 torchmd-net==3.1.0
 PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow lint format bench bench-peers oracle clean check-model
+.PHONY: help install demo test test-slow test-matrix lint format bench bench-peers oracle clean check-model
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +35,13 @@ test: $(STAMP)  ## run the tests, except those that take minutes
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
 	$(BIN)/python -m pytest -m slow -s $(PYTEST_ARGS)
+
+test-matrix: $(MATRIX_OPENMM:%=.venv-matrix/openmm-%) $(MATRIX_TORCH:%=.venv-matrix/torch-%)  ## run MATRIX_TESTS with other versions of OpenMM and PyTorch
+	@for openmm in $(MATRIX_OPENMM); do for torch in $(MATRIX_TORCH); do \
+	    echo "OpenMM $$openmm, PyTorch $$torch"; \
+	    PYTHONPATH=$(CURDIR)/.venv-matrix/openmm-$$openmm:$(CURDIR)/.venv-matrix/torch-$$torch \
+	        $(BIN)/python -m pytest $(MATRIX_TESTS) $(PYTEST_ARGS) || exit 1; \
+	done; done
 
 lint: $(STAMP)  ## check style, format and types
 	$(BIN)/ruff check .
@@ -72,6 +83,18 @@ $(STAMP): setup.cfg pyproject.toml | .venv/bin/python
 	done
 	$(BIN)/python -m pip install -e '.[$(EXTRAS)]'
 	@touch $@
+
+# No openmmtorch for OpenMM 8.6: None in sys.modules hides the one of .venv.
+.venv-matrix/openmm-%: | $(STAMP)
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip install -q --no-deps --target $@.part 'openmm==$*.*' $(if $(filter 8.6,$*),,acellera-openmmtorch-cpu==1.10)
+	$(if $(filter 8.6,$*),echo 'import sys; sys.modules["openmmtorch"] = None' > $@.part/sitecustomize.py)
+	mv $@.part $@
+
+.venv-matrix/torch-%: | $(STAMP)
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip install -q --target $@.part 'torch==$*.*'
+	mv $@.part $@
 
 $(PEERS_STAMP): | .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install $(PEERS)
