@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from conftest import VARIANTS
 from openmm import unit
 
 from openmm_tensornet import export_torchscript, load_model
+from openmm_tensornet.export import load_exported
+from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.potential import Atoms, copy_double
 from openmm_tensornet.system import force_class
 from openmm_tensornet.testing import reference_energy_and_forces
@@ -502,3 +507,81 @@ class TestSerialization:
             resumed.loadCheckpoint(checkpoint)
             resumed.getIntegrator().step(15)
             assert (state(resumed) == expected).all()
+
+
+class TestPythonForce:
+    """What only TensorNetPythonForce has."""
+
+    @pytest.fixture(autouse=True)
+    def _needed(self):
+        if not hasattr(openmm, "PythonForce"):
+            pytest.skip("TensorNetPythonForce: this OpenMM has no PythonForce")
+
+    def test_a_device_that_cannot_be(self):
+        with pytest.raises(ValueError, match="device: expected 'cpu', 'cuda' or 'cuda:N', received 'gpu'"):
+            force_class("python")(the_model(), atomic_numbers=[8], device="gpu")
+
+    def test_another_python_force(self):
+        with pytest.raises(TypeError, match="expected a TensorNetPythonForce, received PythonForce"):
+            force_class("python").cast(openmm.PythonForce(nothing))
+
+    def test_copies_have_the_same_xml(self):
+        """Tools that compare Systems by it would else take a copy for another System."""
+        first = copy.deepcopy(make_system(3, make_force("python")))
+        second = copy.deepcopy(first)
+        assert openmm.XmlSerializer.serialize(first) == openmm.XmlSerializer.serialize(second)
+
+    def test_a_graph_is_captured_once_and_replayed_on_new_inputs(self, monkeypatch):
+        """With stand-ins for what needs a GPU."""
+        from openmm_tensornet.pythonforce import Replay
+
+        log = []
+
+        class Stream:
+            def wait_stream(self, other):
+                log.append("wait")
+
+        class Graph:
+            def replay(self):
+                log.append("replay")
+
+        stand_ins = {"Stream": Stream, "current_stream": Stream, "CUDAGraph": Graph}
+        for name in ("device", "stream", "graph"):
+            stand_ins[name] = lambda *_: nullcontext()
+        for name, value in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        seen = []
+        given = torch.ones(3)
+        replay = Replay(lambda x: (seen.append(x), -x), [given], 12)
+        assert log == ["wait", "wait"]
+        assert len(seen) == 13  # the warm-up and the capture, on buffers of its own
+        assert all(x is replay.inputs[0] for x in seen) and seen[0] is not given
+        assert replay(torch.full((3,), 2.0)) is replay.outputs
+        assert log[2:] == ["replay"] and len(seen) == 13
+        assert (replay.inputs[0] == 2).all() and (given == 1).all()
+
+    def test_an_older_openmm(self):
+        code = "import openmm; del openmm.PythonForce; import openmm_tensornet.pythonforce"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+        assert "TensorNetPythonForce needs OpenMM 8.5 or newer, but OpenMM" in done.stderr
+        assert "or use TensorNetForce" in done.stderr
+
+
+def nothing(state):
+    return 0.0, np.zeros((1, 3))
+
+
+def test_scaled_module_as_on_cuda():
+    """There the scale has shape (1,), perhaps in float32: the energy stays float64, and the module can be captured."""
+    exported = load_exported(_exported((8, 1, 1), None, None, False)).scaled()
+    positions, scale = torch.tensor(WATER).float(), torch.full((1,), 0.5)
+    energy, forces = exported.module(positions, scale)
+    assert energy.dtype == torch.float64 and energy.numel() == 1
+    assert forces.dtype == torch.float32 and forces.is_contiguous()
+    assert float(energy) == pytest.approx(reference(WATER)[0] / 2, rel=1e-6)
+    assert check_graph_safety(exported.module, positions, scale).kernels > 10
+
+
+def test_back_ends_that_do_not_exist():
+    with pytest.raises(ValueError, match="backend: expected one of torch, python, received 'cuda'"):
+        force_class("cuda")
