@@ -78,7 +78,7 @@ def parts(solution, forcefield, mm_system, model, platform):
     """Energies and forces of all by the force field, of the peptide by it, of the peptide by the network."""
     alone = app.Modeller(solution.topology, solution.positions)
     alone.delete([r for r in solution.topology.residues() if r.name == "HOH"])
-    inside = forcefield.createSystem(alone.topology)
+    inside = forcefield.createSystem(alone.topology, constraints=app.HBonds)
     network = openmm.System()
     for _ in PEPTIDE:
         network.addParticle(1.0)
@@ -176,7 +176,7 @@ def test_the_example_in_water(capsys):
 
 def test_the_example_of_replicas(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    energies = example("replicas").main(str(VARIANTS["zero-layers"].checkpoint), 0.002, 2)
+    energies = example("replicas").main(str(ACEFF["toluene"].checkpoint), 0.002, 2)
     assert energies.shape == (2,)
     assert energies[0] != energies[1]  # each has random numbers of its own
     assert "2 replicas: " in capsys.readouterr().out
