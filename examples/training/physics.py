@@ -139,16 +139,15 @@ def find_bias(model_file: Path, folder: Path, seed: int) -> np.ndarray:
     path = folder / "bias.npz"
     if not path.exists():
         system = heavy_hydrogens(create_system(PDB.topology, model_file, positions=PDB.positions))
-        bias = Metadynamics(system, _bias_variables(), TEMPERATURE, 8.0, 1.2, 250)
+        bias = Metadynamics(system, _bias_variables(), TEMPERATURE, 8.0, 1.0, 100)
         integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, 2, 0.002)
         integrator.setRandomNumberSeed(seed)
         cpu = openmm.Platform.getPlatformByName("CPU")
         simulation = Simulation(PDB.topology, system, integrator, cpu, {"Threads": "1"})
         simulation.context.setPositions(START / 10)
-        simulation.minimizeEnergy(maxIterations=100)
         simulation.context.setVelocitiesToTemperature(TEMPERATURE, seed)
-        for _ in tqdm(range(METADYNAMICS_STEPS // 1000), desc="metadynamics", unit="2 ps"):
-            bias.step(simulation, 1000)
+        for _ in tqdm(range(METADYNAMICS_STEPS // 500), desc="metadynamics", unit="ps"):
+            bias.step(simulation, 500)
         # Half of it is enough to cross the barriers, and leaves the minima their share of the frames.
         free_energy = bias.getFreeEnergy().value_in_unit(unit.kilojoule_per_mole)
         write_arrays(path, bias=-0.5 * np.minimum(free_energy - free_energy.min(), 60.0))
@@ -203,7 +202,7 @@ def basin_free_energies(angles: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Free energy (kJ/mol) of each of BASINS against the first, from weighted frames."""
     basins = compute_basins(angles)
     shares = np.array([weights[basins == k].sum() for k in range(len(BASINS))])
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a basin without frames
         return -np.log(shares / shares[0]) / BETA
 
 
@@ -236,7 +235,13 @@ def free_energies(data: dict[str, np.ndarray], seed: int) -> dict:
     resampled = [
         both(np.concatenate([members[w] for w in rng.integers(0, len(members), len(members))])) for _ in range(200)
     ]
-    changes = [there - here for here, there in resampled]
+    with np.errstate(invalid="ignore"):
+        changes = [there - here for here, there in resampled]
+
+    def spread(values: list[np.ndarray], k: int) -> float:
+        column = np.array([value[k] for value in values])
+        return float(np.std(column[np.isfinite(column)]))
+
     return {
         "frames": len(angles),
         # Of the weights exp(−β(U_GFN2 − U_model)) alone, and beside what the bias costs.
@@ -247,8 +252,8 @@ def free_energies(data: dict[str, np.ndarray], seed: int) -> dict:
                 "model": float(model[k]),
                 "gfn2": float(gfn2[k]),
                 "change": float(gfn2[k] - model[k]),
-                "model_error": float(np.std([here[k] for here, _ in resampled])),
-                "change_error": float(np.std([change[k] for change in changes])),
+                "model_error": spread([here for here, _ in resampled], k),
+                "change_error": spread(changes, k),
             }
             for k, name in enumerate(BASINS)
         },

@@ -60,6 +60,11 @@ class Results:
 # -------------------------------------------------------------------------------------------- checks
 
 
+def _own_folder(folder: Path, model_file: Path) -> Path:
+    """Where the runs of one model are kept: none is taken for another's."""
+    return folder / "checks" / weights_hash(load_model(model_file))
+
+
 def check_heldout(model_file: Path, folder: Path, seed: int) -> dict:
     """Errors on the frames of GFN2-xTB's own trajectories, as far as these have come; kcal/mol and kcal/mol/Å."""
     model = load_model(model_file)
@@ -82,14 +87,14 @@ def check_heldout(model_file: Path, folder: Path, seed: int) -> dict:
 
 def check_free_energies(model_file: Path, folder: Path, seed: int) -> dict:
     """Free energies of the basins by the model, and reweighted to GFN2-xTB."""
-    return physics.free_energies(physics.sample(model_file, folder / "free-energy", seed), seed)
+    return physics.free_energies(physics.sample(model_file, _own_folder(folder, model_file), seed), seed)
 
 
 def check_long_runs(model_file: Path, folder: Path, seed: int) -> dict:
     """1 ns at 300 K and 200 ps at 500 K, 0.5 fs: time survived (ps) without a broken bond."""
     found = {}
     for temperature, time in LONG_RUNS.items():
-        output = folder / f"md-{temperature}K"
+        output = _own_folder(folder, model_file) / f"md-{temperature}K"
         system = create_system(PDB.topology, model_file, positions=PDB.positions)
         simulate(
             PDB.topology,

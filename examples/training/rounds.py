@@ -64,8 +64,8 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
     """Run the model at 300 to 600 K, from labelled frames, and label what it visits.
 
     A label costs no more than a few steps of the model, so where the model is wrong is measured and not estimated: all
-    frames are labelled, and the worst half of :data:`KEPT` is joined by as many at random. A trajectory ends where
-    its frames are strange: their label has no self-consistent field or a force beyond reason.
+    frames are labelled, and the worst half of :data:`KEPT` is joined by as many at random. A trajectory that falls apart ends
+    there.
     """
     known = [read_arrays(path) for path in sorted(labels.glob("*.npz"))]
     starts = np.concatenate([data["positions"][np.abs(data["forces"]).max((1, 2)) < CALM] for data in known])
