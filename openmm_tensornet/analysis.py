@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,8 +45,6 @@ BROKEN = 1.6
 
 def _import(name: str) -> Any:
     try:
-        from importlib import import_module
-
         return import_module(name)
     except ImportError as error:
         raise ImportError(

@@ -57,8 +57,8 @@ def create_system(
     ----------
     topology : openmm.app.Topology
         The atoms, their elements and bonds, and the box.
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, an exported file, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, an exported file, the name of a known model, or a loaded model.
     positions : (n, 3) array or Quantity, optional
         In nm. Checked, not stored.
     total_charge : number or one for each molecule

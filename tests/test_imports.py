@@ -36,7 +36,7 @@ ORDER = (
     "cli",
 )
 # Not installed everywhere, or slow to import.
-OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps")
+OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "huggingface_hub")
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 
 

@@ -207,6 +207,9 @@ def test_free_energies_of_a_known_shift(monkeypatch):
     w = np.exp(-2 / kt)
     assert found["effective_sample_size"] == pytest.approx((600 + 200 * w) ** 2 / (600 + 200 * w**2) / 800)
     assert c5["change_error"] == pytest.approx(0, abs=1e-9)
+    run = {"basins": {name: {"share": 0.25, "error": 0.01} for name in found["basins"]}}
+    maps = physics.plot_free_energies(data, found, run).axes
+    assert [panel.get_title() for panel in maps[:2]] == ["model", "reweighted to GFN2-xTB"]
 
 
 def test_free_energies_take_the_bias_out(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -86,8 +87,15 @@ def check_heldout(model_file: Path, folder: Path, seed: int) -> dict:
 
 
 def check_free_energies(model_file: Path, folder: Path, seed: int) -> dict:
-    """Free energies of the basins by the model, and reweighted to GFN2-xTB."""
-    return physics.free_energies(physics.sample(model_file, _own_folder(folder, model_file), seed), seed)
+    """Free energies of the basins by the model, and reweighted to GFN2-xTB; draws them, with GFN2-xTB's own run where it is done."""
+    own = _own_folder(folder, model_file)
+    data = physics.sample(model_file, own, seed)
+    found = physics.free_energies(data, seed)
+    run = Results(folder / "results.json", load_model(model_file)).read().get("gfn2-run")
+    buffer = io.BytesIO()
+    physics.plot_free_energies(data, found, run).savefig(buffer, format="png", dpi=120)
+    replace_file(own / "free-energies.png", buffer.getvalue())
+    return found
 
 
 def check_long_runs(model_file: Path, folder: Path, seed: int) -> dict:
