@@ -126,7 +126,7 @@ class Session:
         return {
             "first_energy_s": first,
             "ready_s": perf_counter() - begin,
-            "kernels": metadata.get("kernels"),
+            "kernels": metadata.get("launches"),
             "imported_MB": imported,
             "torch_threads": torch.get_num_threads(),
             "versions": {

@@ -14,7 +14,9 @@ _HOME = {
     "export_torchscript": "export",
     "check_graph_safety": "graphsafety",
     "TensorNetForce": "force",
+    "TensorNetPythonForce": "pythonforce",
     "create_system": "system",
+    "create_mixed_system": "mixed",
     "simulate": "simulation",
 }
 __all__ = sorted(_HOME)

@@ -22,7 +22,13 @@ from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .module import Module
-from .potential import Atoms, StaticPotential, expected_energy_and_forces
+from .potential import (
+    Atoms,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    coulomb_cutoff_of,
+    expected_energy_and_forces,
+)
 from .testing import TOLERANCES, deviation, geometries
 
 FORMAT = "openmm-tensornet"
@@ -37,18 +43,25 @@ class _Cluster(Module):
     `detach` would not do, since freezing removes it.
     """
 
-    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int, metadata: str):
+    def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
         super().__init__()
-        self.program, self.metadata, self.count = program, metadata, count
+        self.program, self.count, self.metadata = program, count, ""
+        self.charges = charges  # not run by forward, so that freezing drops it
         self.subset = atoms is not None
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def forward(self, positions: Tensor):
+        energies, forces = self.evaluate(positions)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor):
+        """Energies of the molecules, shape (M,), and forces (S, 3)."""
         self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
 
     def check(self, positions: Tensor):
         """Refuse a System of another size (a shape is known without asking the device)."""
@@ -69,15 +82,65 @@ class _Cluster(Module):
         return forces
 
 
-class _Periodic(_Cluster):
+class _Charges(_Cluster):
+    """Partial charges, shape (N,), of the potential's atoms from the same positions."""
+
+    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
+        super().__init__(program, None, atoms, count)
+
+    def forward(self, positions: Tensor):
+        self.check(positions)
+        return self.program(self.gather(positions))
+
+
+class _PeriodicCharges(_Charges):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
         self.check(positions)
+        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
+
+
+class _Periodic(_Cluster):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        energies, forces = self.evaluate(positions, boxvectors)
+        return energies.sum(), forces
+
+    @torch.jit.export
+    def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-            total, forces = energies.sum(), self.scatter(positions, forces)
-        return total, forces
+            forces = self.scatter(positions, forces)
+        return energies, forces
+
+
+class _Scaled(Module):
+    """A module that TorchForce calls, times a global parameter by which it differentiates the energy."""
+
+    def __init__(self, plain: nn.Module, metadata: str):
+        super().__init__()
+        self.plain, self.metadata = plain, metadata
+
+    def forward(self, positions: Tensor, scale: Tensor):
+        energy, forces = self.plain(positions)
+        return self.scaled(energy, forces, scale)
+
+    def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
+        """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
+        with torch.no_grad():
+            forces = forces * scale.to(forces.dtype)
+        return energy * scale.to(energy.dtype), forces
+
+
+class _ScaledPeriodic(_Scaled):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor, scale: Tensor):  # type: ignore[override]
+        energy, forces = self.plain(positions, boxvectors)
+        return self.scaled(energy, forces, scale)
 
 
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
@@ -123,6 +186,17 @@ class Exported:
     module: torch.jit.ScriptModule
     metadata: dict
 
+    def describe(self, **entries) -> Exported:
+        """The same module, which from now on also says `entries` of itself."""
+        metadata = self.metadata | entries
+        self.module.metadata = json.dumps(metadata)
+        return Exported(self.module, metadata)
+
+    def scaled(self) -> Exported:
+        """A module that takes one more argument, by which it multiplies energy and forces."""
+        wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
+        return Exported(torch.jit.script(wrapper(self.module, json.dumps(self.metadata)).eval()), self.metadata)
+
 
 def compile_potential(
     model: TensorNet,
@@ -133,8 +207,10 @@ def compile_potential(
     precision: str = "single",
     tabulate: bool = True,
     max_pairs: int | None = None,
+    kernels: str = "portable",
     positions: Tensor | None = None,
     box: Tensor | None = None,
+    coulomb_cutoff: float | None = None,
 ) -> Exported:
     """Make, script and check the module that TorchForce runs.
 
@@ -149,10 +225,12 @@ def compile_potential(
         "single" or "double".
     tabulate : bool
         False evaluates the radial functions themselves.
-    max_pairs : int, optional
+    max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box : Tensor, optional
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
+    coulomb_cutoff : float, optional
+        nm; see :func:`~openmm_tensornet.potential.choose_coulomb_cutoff`.
 
     Raises
     ------
@@ -161,6 +239,7 @@ def compile_potential(
     GraphSafetyError
         If it could not be captured in a CUDA graph.
     """
+    model = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
@@ -173,6 +252,7 @@ def compile_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
+        kernels=kernels,
         check=[(*cases[k], expected[k]) for k in cases],
     )
     elements = sorted(set(atoms.numbers))
@@ -189,23 +269,28 @@ def compile_potential(
         "total_charge": list(atoms.charges),
         "particles": particles,
         "cutoff_nm": potential.cutoff,
+        "coulomb_cutoff_nm": coulomb_cutoff_of(model),
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
+        "kernels": kernels,
+        "needs_import": "openmm_tensornet.kernels.operators" if kernels == "fused" else None,
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
-    wrapper = _Periodic if periodic else _Cluster
     index = None if particles is None else torch.tensor(particles)
     count = len(atoms.numbers)
-    module = torch.jit.script(wrapper(scriptable(potential.program), index, count, "").eval())
+    charges: nn.Module | None = None
+    if potential.charge_program is not None:
+        charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
+    wrapper = _Periodic if periodic else _Cluster
+    module = torch.jit.script(wrapper(scriptable(potential.program), charges, index, count).eval())
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
-    metadata["kernels"] = check_graph_safety(module, *example).kernels
+    metadata["launches"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
-    module.metadata = json.dumps(metadata)  # complete only now; freezing above took a copy
-    return Exported(module, metadata)
+    return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
@@ -254,8 +339,11 @@ def export_torchscript(
     periodic: bool = False,
     precision: str = "single",
     tabulate: bool = True,
+    max_pairs: int | None = None,
+    kernels: str = "portable",
     positions=None,
     box_vectors=None,
+    coulomb_cutoff: float | None = None,
 ) -> dict:
     """Write a self-describing TorchScript file that TorchForce runs, after checking it against the reference model.
 
@@ -271,10 +359,13 @@ def export_torchscript(
         Of the one molecule, or one for each molecule.
     particles : list of int, optional
         Index in the System of each atom.
-    periodic, precision, tabulate
+    periodic, precision, tabulate, max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
+    coulomb_cutoff : float, optional
+        nm, of a model with a Coulomb interaction. By default the model's own; where it has none, 1.2 with periodic boundaries and no
+        cutoff in vacuum.
 
     Returns
     -------
@@ -290,8 +381,11 @@ def export_torchscript(
         periodic=periodic,
         precision=precision,
         tabulate=tabulate,
+        max_pairs=max_pairs,
+        kernels=kernels,
         positions=None if positions is None else torch.as_tensor(positions, dtype=torch.float64),
         box=None if box_vectors is None else torch.as_tensor(box_vectors, dtype=torch.float64),
+        coulomb_cutoff=coulomb_cutoff,
     )
     save(exported, path)
     return exported.metadata

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 import re
-import warnings
 from typing import Any
 
 import openmm
 import torch
-from openmm import unit
-from torch import Tensor
 
-from .checkpoint import load_model
-from .export import Exported, check_supported, compile_potential, load_exported
-from .files import is_torchscript
-from .model import TensorNet
-from .neighbors import check_box, minimum_image
-from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, integers
-from .registry import find_model
+from .export import Exported, parse_metadata
+from .potentialforce import PotentialForce
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
@@ -33,7 +24,8 @@ def _import_openmmtorch():
     except ImportError as error:
         raise ImportError(
             f"TensorNetForce needs openmmtorch, which cannot be imported ({error}); install it with "
-            "`pip install openmm-tensornet[cpu]` (or [cuda12], [cuda13]), or `conda install -c conda-forge openmm-torch`"
+            "`pip install openmm-tensornet[cpu]` (or [cuda12], [cuda13]), or `conda install -c conda-forge openmm-torch`; "
+            "TensorNetPythonForce needs none of it, only OpenMM 8.5 or newer"
         ) from error
     finally:
         logging.disable(logging.NOTSET)
@@ -60,14 +52,14 @@ def check_versions(distribution: str, version: str, torch_version: str, openmm_v
             bounds = f">={first[0]}.{first[1]},<{below[0]}.{below[1]}"
             raise ImportError(
                 f"{distribution} {version} works with {package}{bounds}, but {package} {installed} is installed; "
-                f"run `pip install '{package}{bounds}'`"
+                f"run `pip install '{package}{bounds}'`, or use TensorNetPythonForce, which needs no openmmtorch"
             )
 
 
 openmmtorch = _import_openmmtorch()
 
 
-class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
+class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[name-defined]
     """A TensorNet potential that `System.addForce` takes.
 
     Parameters
@@ -92,18 +84,32 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
     positions : Quantity or array, shape (particles, 3), optional
         nm. Of all particles; checked for overlapping atoms, and used to check the accuracy of the force.
     box_vectors : Quantity or array, shape (3, 3), optional
-        nm; the topology's by default. Checked against the cutoff.
+        nm; the topology's by default. Checked against the cutoffs.
+    coulomb_cutoff : Quantity or number, optional
+        nm. Of a model with a Coulomb interaction of partial charges (AceFF-2.0), beyond which a reaction field stands; at most half
+        the box. By default the model's own; where it has none, 1.2 nm with periodic boundaries and no cutoff in vacuum.
+    max_pairs : int, optional
+        Pairs i<j within the cutoff that the list of a large molecule or a box has room for. By default with a margin over what `positions`
+        have, or over a dense liquid's. If a run ever exceeds it, energy and forces are NaN.
+    kernels : str
+        "fused" (few large kernels, for CPUs; needs numba, which compiles them once for each machine), "portable" (PyTorch's own
+        operators, CPUs and GPUs), or "auto": fused where numba is installed and torch sees no GPU.
     precision : str
         Arithmetic of the network, "single" (IEEE float32) or "double".
     cuda_graphs : bool
         Whether TorchForce captures a CUDA graph; platforms without CUDA ignore it.
     warmup_steps : int
         Evaluations before the capture, at least 10 (fewer let a fuser compile during the capture).
+    scale_parameter : str, optional
+        Name of a Context parameter, 1 by default, that multiplies energy and forces. The energy's derivative by it is there
+        for the asking (`context.getState(parameterDerivatives=True)`), and costs a little in every evaluation.
+    name : str, optional
+        Of the force; its class's by default. Unlike one given by `setName`, it survives XML and copies.
 
     Attributes
     ----------
     metadata : dict
-        What the module says of itself; see :func:`~openmm_tensornet.export.export_torchscript`.
+        What the force says of itself: model, elements, molecules, charges, particles, cutoff, precision, name, ...
 
     Raises
     ------
@@ -113,252 +119,26 @@ class TensorNetForce(openmmtorch.TorchForce):  # type: ignore[name-defined]
         If openmmtorch is missing or does not fit the installed torch or OpenMM.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike | TensorNet,
-        topology: Any = None,
-        *,
-        atomic_numbers: Any = None,
-        atoms: Any = None,
-        molecules: Any = None,
-        total_charge: Any = 0,
-        periodic: bool | None = None,
-        positions: Any = None,
-        box_vectors: Any = None,
-        precision: str = "single",
-        cuda_graphs: bool = True,
-        warmup_steps: int = 10,
-    ):
-        _check_options(precision, cuda_graphs, warmup_steps, periodic)
-        numbers, labels, particles = _select(topology, atomic_numbers, atoms)
-        topology_box = None if topology is None else topology.getPeriodicBoxVectors()
-        if periodic is None:
-            periodic = box_vectors is not None or topology_box is not None
-        box = (
-            _in_nm("box_vectors", box_vectors if box_vectors is not None else topology_box, (3, 3))
-            if periodic
-            else None
-        )
-        if periodic and box is None:
-            raise ValueError(
-                "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
-            )
-        own_positions = _own_positions(positions, particles, len(numbers))
-
-        exported = _open(model)
-        if isinstance(exported, Exported):
-            given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
-            _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic, precision)
-            specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
-            cutoff = exported.metadata["cutoff_nm"]
-        else:
-            specification = Atoms.make(numbers, molecules, total_charge)
-            check_supported(exported, specification, labels)
-            cutoff = exported.cutoff * exported.units.nm_per_length
-            if any(specification.charges) and not exported.config.charge:
-                warnings.warn(
-                    f"total_charge: the model was trained without total charges, received {total_charge!r}; "
-                    "the energy depends on it nevertheless",
-                    stacklevel=2,
-                )
-        if periodic and len(specification.charges) > 1:
-            warnings.warn(
-                "molecules: with periodic boundaries, received several molecules that do not see each other; the molecules of a "
-                "liquid must see each other: leave `molecules` out",
-                stacklevel=2,
-            )
-        if box is not None:
-            check_box(box, cutoff, "box_vectors", " nm")
-        if own_positions is not None:
-            _check_positions(own_positions, specification, labels, box)
-        if not isinstance(exported, Exported):
-            exported = compile_potential(
-                exported,
-                specification,
-                particles=particles,
-                periodic=periodic,
-                precision=precision,
-                positions=own_positions,
-                box=box,
-            )
-        _keep_float32()
+    def _build(self, exported: Exported, cuda_graphs: bool, warmup_steps: int) -> None:
         properties = {
             "useCUDAGraphs": "true" if cuda_graphs else "false",
             "CUDAGraphWarmupSteps": str(warmup_steps),
         }
-        super().__init__(exported.module, properties)
+        scale = exported.metadata["scale_parameter"]
+        openmmtorch.TorchForce.__init__(self, (exported if scale is None else exported.scaled()).module, properties)
         self.setOutputsForces(True)
-        self.setUsesPeriodicBoundaryConditions(periodic)
-        self.setName("TensorNetForce")
-        self.metadata = exported.metadata
+        if scale is not None:
+            self.addGlobalParameter(scale, 1.0)
+            self.addEnergyParameterDerivative(scale)
 
-
-def _check_options(precision: Any, cuda_graphs: Any, warmup_steps: Any, periodic: Any) -> None:
-    if precision not in DTYPES:
-        raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
-    if not isinstance(cuda_graphs, bool):
-        raise TypeError(f"cuda_graphs: expected True or False, received {cuda_graphs!r}")
-    if periodic is not None and not isinstance(periodic, bool):
-        raise TypeError(f"periodic: expected True, False or None, received {periodic!r}")
-    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 10:
-        raise ValueError(f"warmup_steps: expected an integer of at least 10, received {warmup_steps!r}")
-
-
-def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], list[str], list[int] | None]:
-    """Atomic numbers and labels of the force's atoms, and their indices in the System (None for all)."""
-    if (topology is None) == (atomic_numbers is None):
-        given = "neither" if topology is None else "both"
-        raise ValueError(f"topology, atomic_numbers: expected one of them, received {given}")
-    particles = None
-    if atoms is not None:
-        particles = list(integers("atoms", atoms))
-        if not particles:
-            raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
-        repeated = (
-            sorted({a for a in particles if particles.count(a) > 1}) if len(set(particles)) < len(particles) else []
-        )
-        if repeated:
-            raise ValueError(f"atoms: expected each index once, received {repeated[0]} more than once")
-        if min(particles) < 0:
-            raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
-    if atomic_numbers is not None:
-        numbers = list(integers("atomic_numbers", atomic_numbers))
-        if particles is not None and len(numbers) != len(particles):
-            raise ValueError(
-                f"atomic_numbers: expected one for each of the {len(particles)} atoms, received {len(numbers)}"
-            )
-        return numbers, [f"atom {k} (atomic number {z})" for k, z in enumerate(numbers)], particles
-    if not hasattr(topology, "atoms") or not hasattr(topology, "getPeriodicBoxVectors"):
-        raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
-    chosen = list(topology.atoms())
-    if particles is not None:
-        if max(particles) >= len(chosen):
-            raise ValueError(
-                f"atoms: expected indices below the topology's number of atoms, {len(chosen)}, received {max(particles)}"
-            )
-        chosen = [chosen[a] for a in particles]
-    numbers, labels = [], []
-    for atom in chosen:
-        where = f"atom {atom.index} ({atom.name}, residue {atom.residue.name} {atom.residue.id}"
-        if atom.element is None:
-            raise ValueError(
-                f"topology: {where}): expected an atom with an element, received one without (a virtual site or an unreadable "
-                "name); leave it out with atoms="
-            )
-        numbers.append(atom.element.atomic_number)
-        labels.append(f"{where}, {atom.element.symbol})")
-    return numbers, labels, particles
-
-
-def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | None:
-    """A Quantity, array or list in nm as a float64 tensor; a Quantity is converted before anything else."""
-    if value is None:
-        return None
-    try:
-        if unit.is_quantity(value):
-            value = value.value_in_unit(unit.nanometer)
-        else:
-            value = [v.value_in_unit(unit.nanometer) if unit.is_quantity(v) else v for v in value]
-        tensor = torch.tensor([[float(c) for c in row] for row in value], dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})"
-        ) from None
-    expected = tuple("particles" if s is None else s for s in shape)
-    if tensor.dim() != 2 or tensor.shape[1] != shape[1] or (shape[0] is not None and tensor.shape[0] != shape[0]):
-        raise ValueError(f"{name}: expected shape ({expected[0]}, {expected[1]}), received {tuple(tensor.shape)}")
-    return tensor
-
-
-def _own_positions(positions: Any, particles: list[int] | None, count: int) -> Tensor | None:
-    """Positions of the force's atoms from those of all particles."""
-    tensor = _in_nm("positions", positions, (None, 3))
-    if tensor is None:
-        return None
-    needed = count if particles is None else max(particles) + 1
-    if (particles is None and len(tensor) != count) or len(tensor) < needed:
-        raise ValueError(f"positions: expected one row for each particle ({needed}), received {len(tensor)}")
-    return tensor if particles is None else tensor[particles]
-
-
-def _check_positions(positions: Tensor, atoms: Atoms, labels: list[str], box: Tensor | None) -> None:
-    """Refuse positions that are not finite, and overlapping atoms."""
-    finite = torch.isfinite(positions).all(1)
-    if not bool(finite.all()):
-        bad = int((~finite).nonzero()[0])
-        raise ValueError(f"positions: {labels[bad]}: expected finite coordinates, received {positions[bad].tolist()}")
-    molecules = torch.tensor(atoms.molecules)
-    for k in range(len(positions) - 1):
-        vector = positions[k + 1 :] - positions[k]
-        if box is not None:
-            vector = minimum_image(vector, box)
-        distance = vector.norm(dim=1).masked_fill(molecules[k + 1 :] != molecules[k], torch.inf)
-        least = int(distance.argmin())
-        if float(distance[least]) < MINIMUM_DISTANCE:
-            raise ValueError(
-                f"positions: {labels[k]} and {labels[k + 1 + least]}: expected a distance of at least {MINIMUM_DISTANCE} nm, received "
-                f"{float(distance[least]):.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
-            )
-
-
-def _open(model: Any) -> TensorNet | Exported:
-    if isinstance(model, TensorNet):
-        return model
-    if isinstance(model, (str, os.PathLike)):
-        path = find_model(model)
-        return load_exported(path) if is_torchscript(path) else load_model(path)
-    if isinstance(model, (list, tuple)):
-        raise ValueError("model: expected one model, received a list; ensembles are not supported")
-    raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")
-
-
-def _check_exported(
-    metadata: dict,
-    numbers: list[int],
-    given: Atoms | None,
-    total_charge: Any,
-    particles: list[int] | None,
-    periodic: bool,
-    precision: str,
-) -> None:
-    """Refuse an exported file that was made for something else."""
-    made = metadata["atomic_numbers"]
-    if made != numbers:
-        where = next(
-            (k for k, (a, b) in enumerate(zip(made, numbers, strict=False)) if a != b),
-            min(len(made), len(numbers)),
-        )
-        raise ValueError(
-            f"model: expected atoms as the file was exported for ({len(made)} atoms), received {len(numbers)} that differ from atom "
-            f"{where} on; export the model for this topology"
-        )
-    if metadata["periodic"] != periodic:
-        raise ValueError(
-            f"periodic: expected {metadata['periodic']} as the file was exported with, received {periodic}; export it again"
-        )
-    if metadata["particles"] != particles:
-        raise ValueError(
-            f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again"
-        )
-    if given is not None and list(given.molecules) != metadata["molecules"]:
-        raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
-    if precision != "single" and precision != metadata["precision"]:  # "single" is also what one gets by saying nothing
-        raise ValueError(
-            f"precision: expected {metadata['precision']!r} as the file was exported with, received {precision!r}; "
-            "export it again"
-        )
-    charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
-    if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:
-        raise ValueError(
-            f"total_charge: expected {metadata['total_charge']} as the file was exported with, received {total_charge!r}; export it again"
-        )
-
-
-def _keep_float32() -> None:
-    """Single precision means IEEE float32: switch TF32 off, which torch can only do for the whole process."""
-    if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest":
-        warnings.warn(
-            "TF32 is on in torch; TensorNetForce switches it off for this process (torch.set_float32_matmul_precision('highest'))",
-            stacklevel=3,
-        )
-        torch.set_float32_matmul_precision("highest")
+    def _adopt(self, force: openmm.Force) -> Exported:
+        torch_force = openmmtorch.TorchForce.cast(force) if openmmtorch.TorchForce.isinstance(force) else None
+        module: Any = None if torch_force is None else torch_force.getModule()
+        if torch_force is None or not hasattr(module, "metadata"):
+            raise TypeError(f"force: expected a TensorNetForce, received {force.getName()}")
+        metadata = parse_metadata(module.metadata, "force")
+        self.this = torch_force.this
+        if force.thisown:  # one of the two owns the object, and each keeps the other
+            force.thisown, self.thisown = False, True
+        self._view, force._view = force, self
+        return Exported(module if metadata["scale_parameter"] is None else module.plain, metadata)

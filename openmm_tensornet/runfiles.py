@@ -7,7 +7,6 @@ import io
 import json
 import os
 import struct
-import sys
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .files import replace_file
+from .system import tensornet_forces
 
 if TYPE_CHECKING:
     import openmm
@@ -221,18 +221,10 @@ def describe_system(topology: Topology, system: openmm.System) -> dict[str, str]
 
 def _describe_models(system: openmm.System) -> dict[str, str]:
     """Hash, charge and precision of the TensorNet potentials in a System."""
-    if "openmmtorch" not in sys.modules:  # then no force can be one, and nothing needs it
-        return {}
-    from openmm_tensornet.force import openmmtorch
-
     found: dict[str, list[str]] = {}
-    for force in system.getForces():
-        if openmmtorch.TorchForce.isinstance(force):
-            module = openmmtorch.TorchForce.cast(force).getModule()
-            metadata = json.loads(getattr(module, "metadata", "{}"))
-            for name in ("model_hash", "total_charge", "precision"):
-                if name in metadata:
-                    found.setdefault(name, []).append(str(metadata[name]))
+    for force in tensornet_forces(system):
+        for name in ("model_hash", "total_charge", "precision"):
+            found.setdefault(name, []).append(str(force.metadata[name]))
     return {name: " ".join(values) for name, values in found.items()}
 
 

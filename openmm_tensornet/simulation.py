@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
 from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import number_in, positive_in
+from .system import tensornet_forces
+from .units import number_in, positive_in
 
 if TYPE_CHECKING:
     import openmm
@@ -211,13 +212,13 @@ def simulate(
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
-            _check_finite(evaluate(context), f"{phase}step 0")
+            _check_finite(context, evaluate(context), f"{phase}step 0")
             files.clear()
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
                 _minimize(simulation)
-                _check_finite(evaluate(context), f"{phase}step 0")
+                _check_finite(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
             phase = ""
@@ -229,7 +230,7 @@ def simulate(
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
-        raise SimulationError(f"{where}: {error}{_last_checkpoint(files)}") from error
+        raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
     _write_pdb(files.final, simulation)
     steps = context.getStepCount()
     if math.isnan(ns_per_day):
@@ -285,7 +286,7 @@ def _produce(
         for report in range(first + 1, num_reports + 1):
             simulation.step(interval)
             state = evaluate(context, periodic)
-            _check_finite(state, f"step {report * interval}", files)
+            _check_finite(context, state, f"step {report * interval}", files)
             row = _csv_row(report * interval, state, dof, periodic)
             energies.write(",".join(row) + "\n")
             trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
@@ -338,14 +339,14 @@ def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed:
                 # New velocities at every stage: half of them goes into the potential within a few fs.
                 context.setVelocitiesToTemperature(target, (seed + stage) % 2**31)
                 simulation.step(stage_steps)
-                _check_finite(evaluate(context), f"equilibration, step {context.getStepCount()}")
+                _check_finite(context, evaluate(context), f"equilibration, step {context.getStepCount()}")
                 bar.update(stage_steps)
     integrator.setTemperature(temperature)
     context.setTime(0)
     context.setStepCount(0)
 
 
-def _check_finite(state: openmm.State, where: str, files: RunFiles | None = None) -> None:
+def _check_finite(context: openmm.Context, state: openmm.State, where: str, files: RunFiles | None = None) -> None:
     """Stop where energy or positions are not finite; the Reference platform itself would go on."""
     import numpy as np
 
@@ -359,7 +360,13 @@ def _check_finite(state: openmm.State, where: str, files: RunFiles | None = None
         cause = "velocities are NaN or infinite (time step too long)"
     else:
         return
-    raise SimulationError(f"{where}: {cause}{_last_checkpoint(files)}")
+    raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+
+
+def _cause(context: openmm.Context) -> str:
+    """What the TensorNet forces find at the positions of the context."""
+    found = (force.diagnose(context) for force in tensornet_forces(context.getSystem()))
+    return "".join(f"; {cause}" for cause in found if cause is not None)
 
 
 def _last_checkpoint(files: RunFiles | None) -> str:

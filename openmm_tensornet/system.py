@@ -5,14 +5,59 @@ Plain numbers are in the unit that the docstring names; a Quantity is converted 
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from .units import positive_in
 
 if TYPE_CHECKING:
     import openmm
     from openmm.app import Topology
+
+    from .potentialforce import PotentialForce
+
+# Module and class of each back end's force, and the module without which a System can hold none.
+BACKENDS = {
+    "torch": ("force", "TensorNetForce", "openmmtorch"),
+    "python": ("pythonforce", "TensorNetPythonForce", "openmm_tensornet.pythonforce"),
+}
+
+
+def force_class(backend: str | None = None) -> Any:
+    """The force of a back end.
+
+    Parameters
+    ----------
+    backend : {"torch", "python"}, optional
+        TensorNetForce, which needs openmmtorch, or TensorNetPythonForce, which needs OpenMM 8.5. By default the former, and the
+        latter where openmmtorch is not installed.
+    """
+    if backend is None:
+        backend = "torch" if find_spec("openmmtorch") else "python"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, received {backend!r}")
+    return _class_of(backend)
+
+
+def _class_of(backend: str) -> Any:
+    from importlib import import_module
+
+    module, name, _ = BACKENDS[backend]
+    return getattr(import_module(f"openmm_tensornet.{module}"), name)
+
+
+def tensornet_forces(system: openmm.System) -> Iterator[PotentialForce]:
+    """The TensorNet forces of a System, also of one that was copied or read from XML."""
+    classes = [_class_of(backend) for backend, (*_, needed) in BACKENDS.items() if needed in sys.modules]
+    for force in system.getForces():
+        for kind in classes:
+            try:
+                yield kind.cast(force)
+            except TypeError:
+                continue
 
 
 def atomic_numbers(topology: Topology) -> list[int]:
@@ -36,16 +81,11 @@ def create_system(
     topology: Topology,
     model: Any,
     *,
-    positions: Any = None,
-    total_charge: float | Sequence[float] = 0,
     hydrogen_mass: Any = None,
-    precision: str = "single",
     remove_cm_motion: bool = True,
-    molecules: Sequence[int] | None = None,
-    periodic: bool | None = None,
     box_vectors: Any = None,
-    cuda_graphs: bool = True,
-    warmup_steps: int = 10,
+    backend: str | None = None,
+    **options: Any,
 ) -> openmm.System:
     """Build a System in which all atoms of a topology interact through a TensorNet potential.
 
@@ -59,18 +99,17 @@ def create_system(
         The atoms, their elements and bonds, and the box.
     model : path, str or TensorNet
         A TorchMD-Net checkpoint, an exported file, the name of a known model, or a loaded model.
-    positions : (n, 3) array or Quantity, optional
-        In nm. Checked, not stored.
-    total_charge : number or one for each molecule
-        In elementary charges.
     hydrogen_mass : float or Quantity, optional
         In dalton. Every hydrogen gets this mass, taken from the heavy atom it is bonded to.
-    precision : {"single", "double"}
-        Arithmetic of the network.
     remove_cm_motion : bool
         Add a CMMotionRemover.
-    molecules, periodic, box_vectors, cuda_graphs, warmup_steps
-        As in :class:`~openmm_tensornet.TensorNetForce`. `box_vectors` (nm) replaces the topology's box.
+    box_vectors : (3, 3) array or Quantity, optional
+        In nm; replaces the topology's box.
+    backend : {"torch", "python"}, optional
+        See :func:`force_class`.
+    **options
+        Everything else that :class:`~openmm_tensornet.TensorNetForce` takes: `positions`, `total_charge`, `precision`,
+        `molecules`, `periodic`, `scale_parameter`, ...; another name is a TypeError.
 
     Returns
     -------
@@ -92,23 +131,10 @@ def create_system(
     from openmm import CMMotionRemover, HarmonicBondForce, System
     from openmm.app import Topology
 
-    from openmm_tensornet.force import TensorNetForce
-
     if not isinstance(topology, Topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
     masses = _masses(topology, hydrogen_mass)
-    force = TensorNetForce(
-        model,
-        topology,
-        positions=positions,
-        total_charge=total_charge,
-        precision=precision,
-        molecules=molecules,
-        periodic=periodic,
-        box_vectors=box_vectors,
-        cuda_graphs=cuda_graphs,
-        warmup_steps=warmup_steps,
-    )
+    force = force_class(backend)(model, topology, box_vectors=box_vectors, **options)
     system = System()
     for mass in masses:
         system.addParticle(mass)
@@ -175,27 +201,3 @@ def _warn_about_missing_bonds(topology: Topology) -> None:
             "periodic wrapping would tear molecules apart; add bonds (CONECT records in a PDB file)",
             stacklevel=3,
         )
-
-
-def number_in(name: str, value: Any, unit: Any) -> float:
-    """A plain number or Quantity as a float in `unit`; ValueError if it is not finite."""
-    from openmm.unit import is_quantity
-
-    if is_quantity(value):
-        if not value.unit.is_compatible(unit):
-            raise ValueError(f"{name}: expected a Quantity in {unit.get_name()}, received {value}")
-        value = value.value_in_unit(unit)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected a number or Quantity in {unit.get_name()}, received {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: expected a finite number in {unit.get_name()}, received {number}")
-    return number
-
-
-def positive_in(name: str, value: Any, unit: Any) -> float:
-    number = number_in(name, value, unit)
-    if number <= 0:
-        raise ValueError(f"{name}: expected more than 0 {unit.get_name()}, received {number:g}")
-    return number

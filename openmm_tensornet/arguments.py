@@ -1,0 +1,297 @@
+"""The arguments that every force takes: checked, and made into a module.
+
+Plain lengths are in nm; a Quantity is converted before anything else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from typing import Any
+
+import torch
+from openmm import unit
+from torch import Tensor
+
+from .checkpoint import load_model
+from .export import Exported, check_supported, compile_potential, load_exported
+from .files import is_torchscript
+from .model import TensorNet
+from .neighbors import check_box, minimum_image
+from .potential import (
+    DTYPES,
+    MINIMUM_DISTANCE,
+    Atoms,
+    choose_coulomb_cutoff,
+    choose_kernels,
+    coulomb_cutoff_of,
+    integers,
+)
+from .registry import find_model
+from .units import positive_in
+
+
+def prepare(
+    model: str | os.PathLike | TensorNet,
+    topology: Any,
+    *,
+    atomic_numbers: Any,
+    atoms: Any,
+    molecules: Any,
+    total_charge: Any,
+    periodic: bool | None,
+    positions: Any,
+    box_vectors: Any,
+    coulomb_cutoff: Any,
+    max_pairs: int | None,
+    kernels: str,
+    precision: str,
+) -> Exported:
+    """The module for the arguments of :class:`~openmm_tensornet.force.TensorNetForce`, which says what they are.
+
+    Raises
+    ------
+    ValueError, TypeError, FileNotFoundError
+        If an argument does not fit.
+    """
+    if precision not in DTYPES:
+        raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
+    if periodic is not None and not isinstance(periodic, bool):
+        raise TypeError(f"periodic: expected True, False or None, received {periodic!r}")
+    numbers, labels, particles = _select(topology, atomic_numbers, atoms)
+    topology_box = None if topology is None else topology.getPeriodicBoxVectors()
+    if periodic is None:
+        periodic = box_vectors is not None or topology_box is not None
+    box = _in_nm("box_vectors", box_vectors if box_vectors is not None else topology_box, (3, 3)) if periodic else None
+    if periodic and box is None:
+        raise ValueError(
+            "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
+        )
+    own_positions = _own_positions(positions, particles, len(numbers))
+    if coulomb_cutoff is not None:
+        coulomb_cutoff = positive_in("coulomb_cutoff", coulomb_cutoff, unit.nanometer)
+
+    exported = _open(model)
+    if isinstance(exported, Exported):
+        given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
+        _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic)
+        _check_exported_options(
+            exported.metadata,
+            precision=(precision, "single"),
+            kernels=(kernels, "auto"),
+            max_pairs=(max_pairs, None),
+            coulomb_cutoff_nm=(coulomb_cutoff, None),
+        )
+        specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
+        cutoff, long_range = exported.metadata["cutoff_nm"], exported.metadata["coulomb_cutoff_nm"]
+    else:
+        specification = Atoms.make(numbers, molecules, total_charge)
+        check_supported(exported, specification, labels)
+        exported = choose_coulomb_cutoff(exported, periodic, coulomb_cutoff)
+        cutoff, long_range = exported.cutoff * exported.units.nm_per_length, coulomb_cutoff_of(exported)
+        if any(specification.charges) and not exported.config.charge:
+            warnings.warn(
+                f"total_charge: the model was trained without total charges, received {total_charge!r}; "
+                "the energy depends on it nevertheless",
+                stacklevel=3,
+            )
+    if periodic and len(specification.charges) > 1:
+        warnings.warn(
+            "molecules: with periodic boundaries, received several molecules that do not see each other; the molecules of a "
+            "liquid must see each other: leave `molecules` out",
+            stacklevel=3,
+        )
+    if box is not None:
+        _check_coulomb_cutoff(box, long_range)
+        check_box(box, cutoff, "box_vectors", " nm")
+    if own_positions is not None:
+        check_positions(own_positions, specification, labels, box)
+    if not isinstance(exported, Exported):
+        exported = compile_potential(
+            exported,
+            specification,
+            particles=particles,
+            periodic=periodic,
+            precision=precision,
+            max_pairs=max_pairs,
+            kernels=choose_kernels(kernels),
+            positions=own_positions,
+            box=box,
+        )
+    _keep_float32()
+    return exported
+
+
+def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], list[str], list[int] | None]:
+    """Atomic numbers and labels of the force's atoms, and their indices in the System (None for all)."""
+    if (topology is None) == (atomic_numbers is None):
+        given = "neither" if topology is None else "both"
+        raise ValueError(f"topology, atomic_numbers: expected one of them, received {given}")
+    particles = None
+    if atoms is not None:
+        particles = list(integers("atoms", atoms))
+        if not particles:
+            raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
+        repeated = (
+            sorted({a for a in particles if particles.count(a) > 1}) if len(set(particles)) < len(particles) else []
+        )
+        if repeated:
+            raise ValueError(f"atoms: expected each index once, received {repeated[0]} more than once")
+        if min(particles) < 0:
+            raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
+    if atomic_numbers is not None:
+        numbers = list(integers("atomic_numbers", atomic_numbers))
+        if particles is not None and len(numbers) != len(particles):
+            raise ValueError(
+                f"atomic_numbers: expected one for each of the {len(particles)} atoms, received {len(numbers)}"
+            )
+        return numbers, [f"atom {k} (atomic number {z})" for k, z in enumerate(numbers)], particles
+    if not hasattr(topology, "atoms") or not hasattr(topology, "getPeriodicBoxVectors"):
+        raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
+    chosen = list(topology.atoms())
+    if particles is not None:
+        if max(particles) >= len(chosen):
+            raise ValueError(
+                f"atoms: expected indices below the topology's number of atoms, {len(chosen)}, received {max(particles)}"
+            )
+        chosen = [chosen[a] for a in particles]
+    numbers, labels = [], []
+    for atom in chosen:
+        where = f"atom {atom.index} ({atom.name}, residue {atom.residue.name} {atom.residue.id}"
+        if atom.element is None:
+            raise ValueError(
+                f"topology: {where}): expected an atom with an element, received one without (a virtual site or an unreadable "
+                "name); leave it out with atoms="
+            )
+        numbers.append(atom.element.atomic_number)
+        labels.append(f"{where}, {atom.element.symbol})")
+    return numbers, labels, particles
+
+
+def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | None:
+    """A Quantity, array or list in nm as a float64 tensor; a Quantity is converted before anything else."""
+    if value is None:
+        return None
+    try:
+        if unit.is_quantity(value):
+            value = value.value_in_unit(unit.nanometer)
+        else:
+            value = [v.value_in_unit(unit.nanometer) if unit.is_quantity(v) else v for v in value]
+        tensor = torch.tensor([[float(c) for c in row] for row in value], dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})"
+        ) from None
+    expected = tuple("particles" if s is None else s for s in shape)
+    if tensor.dim() != 2 or tensor.shape[1] != shape[1] or (shape[0] is not None and tensor.shape[0] != shape[0]):
+        raise ValueError(f"{name}: expected shape ({expected[0]}, {expected[1]}), received {tuple(tensor.shape)}")
+    return tensor
+
+
+def _own_positions(positions: Any, particles: list[int] | None, count: int) -> Tensor | None:
+    """Positions of the force's atoms from those of all particles."""
+    tensor = _in_nm("positions", positions, (None, 3))
+    if tensor is None:
+        return None
+    needed = count if particles is None else max(particles) + 1
+    if (particles is None and len(tensor) != count) or len(tensor) < needed:
+        raise ValueError(f"positions: expected one row for each particle ({needed}), received {len(tensor)}")
+    return tensor if particles is None else tensor[particles]
+
+
+def check_positions(positions: Tensor, atoms: Atoms, labels: list[str], box: Tensor | None) -> None:
+    """Refuse positions that are not finite, and overlapping atoms."""
+    finite = torch.isfinite(positions).all(1)
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0])
+        raise ValueError(f"positions: {labels[bad]}: expected finite coordinates, received {positions[bad].tolist()}")
+    molecules = torch.tensor(atoms.molecules)
+    for k in range(len(positions) - 1):
+        vector = positions[k + 1 :] - positions[k]
+        if box is not None:
+            vector = minimum_image(vector, box)
+        distance = vector.norm(dim=1).masked_fill(molecules[k + 1 :] != molecules[k], torch.inf)
+        least = int(distance.argmin())
+        if float(distance[least]) < MINIMUM_DISTANCE:
+            raise ValueError(
+                f"positions: {labels[k]} and {labels[k + 1 + least]}: expected a distance of at least {MINIMUM_DISTANCE} nm, received "
+                f"{float(distance[least]):.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
+            )
+
+
+def _open(model: Any) -> TensorNet | Exported:
+    if isinstance(model, TensorNet):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        path = find_model(model)
+        return load_exported(path) if is_torchscript(path) else load_model(path)
+    if isinstance(model, (list, tuple)):
+        raise ValueError("model: expected one model, received a list; ensembles are not supported")
+    raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")
+
+
+def _check_exported(
+    metadata: dict,
+    numbers: list[int],
+    given: Atoms | None,
+    total_charge: Any,
+    particles: list[int] | None,
+    periodic: bool,
+) -> None:
+    """Refuse an exported file that was made for something else."""
+    made = metadata["atomic_numbers"]
+    if made != numbers:
+        where = next(
+            (k for k, (a, b) in enumerate(zip(made, numbers, strict=False)) if a != b),
+            min(len(made), len(numbers)),
+        )
+        raise ValueError(
+            f"model: expected atoms as the file was exported for ({len(made)} atoms), received {len(numbers)} that differ from atom "
+            f"{where} on; export the model for this topology"
+        )
+    if metadata["periodic"] != periodic:
+        raise ValueError(
+            f"periodic: expected {metadata['periodic']} as the file was exported with, received {periodic}; export it again"
+        )
+    if metadata["particles"] != particles:
+        raise ValueError(
+            f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again"
+        )
+    if given is not None and list(given.molecules) != metadata["molecules"]:
+        raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
+    charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
+    if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:
+        raise ValueError(
+            f"total_charge: expected {metadata['total_charge']} as the file was exported with, received {total_charge!r}; export it again"
+        )
+
+
+def _check_exported_options(metadata: dict, **options: tuple[Any, Any]) -> None:
+    """Refuse options, each given with its default, that an exported file was made without; the default goes with any file."""
+    for name, (value, default) in options.items():
+        if value not in (default, metadata[name]):
+            raise ValueError(
+                f"{name.removesuffix('_nm')}: expected {metadata[name]!r} as the file was exported with, received {value!r}; "
+                "export it again"
+            )
+
+
+def _check_coulomb_cutoff(box: Tensor, cutoff: float | None) -> None:
+    """Refuse a box that is too small for the Coulomb interaction, though not for the network."""
+    fits = float(box.diagonal().min()) / 2
+    if cutoff is not None and cutoff > fits > 0:
+        raise ValueError(
+            f"coulomb_cutoff: expected at most half the smallest width of the box, {fits:.6g} nm, received {cutoff:.6g} nm; pass "
+            f"coulomb_cutoff={math.floor(fits * 1e4) / 1e4:g} (the energy depends on it) or use a larger box"
+        )
+
+
+def _keep_float32() -> None:
+    """Single precision means IEEE float32: switch TF32 off, which torch can only do for the whole process."""
+    if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest":
+        warnings.warn(
+            "TF32 is on in torch; a TensorNet force switches it off for this process (torch.set_float32_matmul_precision('highest'))",
+            stacklevel=4,
+        )
+        torch.set_float32_matmul_precision("highest")

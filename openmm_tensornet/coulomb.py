@@ -1,0 +1,40 @@
+"""Electrostatics of partial charges: the damped Coulomb interaction of a pair, and the dipole moment.
+
+Lengths are in angstrom, charges in elementary charges and energies in eV, which is what the models that have charges
+were trained in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# e²/(4πε₀) in eV·Å, with the digits of the oracle (hartree times bohr).
+COULOMB_CONSTANT = 27.211386024367243 * 0.5291772105638411
+# Below this distance the interaction is damped: there the network describes it.
+DAMPING_RANGE = 4.6
+# Relative permittivity outside of the reaction field's sphere: water.
+DIELECTRIC = 78.3
+
+
+def coulomb_interaction(distance: Tensor, cutoff: float | None) -> Tensor:
+    """Energy of two unit charges, the same shape as `distance`.
+
+    k·g(d)·c(d), where g = 1 − exp(1 − 1/(1−t²)), t = d/4.6 Å, damps short distances, and c is 1/d, or with a cutoff r_c the
+    reaction field 1/d + k_rf d² − c_rf of a dielectric continuum (Tironi et al. 1995, 10.1063/1.469273).
+
+    Parameters
+    ----------
+    distance : Tensor
+        Angstrom.
+    cutoff : float or None
+        Angstrom; the interaction is zero beyond.
+    """
+    t = (distance / DAMPING_RANGE).clamp(0, 1 - 1e-6)
+    damping = 1 - torch.exp(1 - 1 / (1 - t * t))
+    if cutoff is None:
+        return COULOMB_CONSTANT * damping / distance
+    k_rf = (DIELECTRIC - 1) / ((2 * DIELECTRIC + 1) * cutoff**3)
+    c_rf = 3 * DIELECTRIC / ((2 * DIELECTRIC + 1) * cutoff)
+    inside = COULOMB_CONSTANT * damping * (1 / distance + k_rf * distance**2 - c_rf)
+    return torch.where(distance < cutoff, inside, torch.zeros_like(inside))

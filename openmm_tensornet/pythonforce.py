@@ -1,0 +1,160 @@
+"""TensorNetPythonForce: the same potential through OpenMM's own PythonForce, without openmmtorch."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import threading
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import numpy as np
+import openmm
+import torch
+from openmm import unit
+from torch import Tensor
+
+from .export import Exported, parse_metadata
+from .model import TensorNet
+from .potentialforce import PotentialForce
+
+if not hasattr(openmm, "PythonForce"):
+    raise ImportError(
+        f"TensorNetPythonForce needs OpenMM 8.5 or newer, but OpenMM {openmm.__version__} is installed; "
+        "run `pip install 'openmm>=8.5'`, or use TensorNetForce"
+    )
+
+
+class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
+    """A TensorNet potential that `System.addForce` takes, for OpenMM 8.5 and newer, where openmmtorch is missing or does not fit.
+
+    The module is that of :class:`~openmm_tensornet.force.TensorNetForce`, and so are energies and forces. Three things differ:
+
+    * OpenMM hands positions over in the memory of the host, whatever the platform, so a GPU waits for copies at every step.
+    * PythonForce has no derivatives by parameters. For that by the scale parameter put the force into a CustomCVForce:
+      ``cv = CustomCVForce("lambda_ml*E"); cv.addCollectiveVariable("E", force)``.
+    * XML of it holds a pickled object. Reading such XML unpickles it, **which can run any code: read only files that you trust**.
+
+    Parameters
+    ----------
+    model, topology, and all others but `device`
+        As in TensorNetForce.
+    device : str, optional
+        Where the network runs, as torch names it: "cpu", "cuda", "cuda:1". By default "cuda" where there is one, whatever the
+        platform of the Context.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike | TensorNet, topology: Any = None, *, device: str | None = None, **arguments: Any
+    ):
+        if device is not None:
+            try:
+                torch.device(device)
+            except (RuntimeError, TypeError):
+                raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:N', received {device!r}") from None
+        self._device = device
+        super().__init__(model, topology, **arguments)
+
+    def _build(self, exported: Exported, cuda_graphs: bool, warmup_steps: int) -> None:
+        scale = exported.metadata["scale_parameter"]
+        computation = Computation(exported, self._device, warmup_steps if cuda_graphs else None)
+        openmm.PythonForce.__init__(self, computation, {} if scale is None else {scale: 1.0})
+
+    def _adopt(self, force: openmm.Force) -> Exported:
+        pickled = b""
+        if isinstance(force, openmm.PythonForce):
+            pickled = bytes.fromhex(ElementTree.fromstring(openmm.XmlSerializer.serialize(force)).attrib["function"])
+        if __name__.encode() not in pickled:
+            raise TypeError(f"force: expected a TensorNetPythonForce, received {force.getName()}")
+        self.this, self._view = force.this, force
+        computation = pickle.loads(pickled)
+        self._device = computation.device
+        return computation.exported
+
+
+class Computation:
+    """What PythonForce calls with a State, for the energy (kJ/mol) and the forces (S, 3), kJ/mol/nm; can be pickled.
+
+    Parameters
+    ----------
+    exported : Exported
+    device : str or None
+        None chooses when it is first called.
+    warmup_steps : int or None
+        Evaluations before the capture of a CUDA graph; None for no graph.
+    """
+
+    def __init__(self, exported: Exported, device: str | None, warmup_steps: int | None):
+        self.exported, self.device, self.warmup_steps = exported, device, warmup_steps
+        self._program: Any = None
+        self._archive: bytes | None = None
+        self._lock = threading.Lock()  # Contexts share this object, and a graph its inputs
+
+    def __getstate__(self) -> dict:
+        if self._archive is None:
+            buffer = io.BytesIO()
+            torch.jit.save(self.exported.module, buffer)
+            self._archive = buffer.getvalue()
+        return {"module": self._archive, "device": self.device, "warmup_steps": self.warmup_steps}
+
+    def __setstate__(self, state: dict) -> None:
+        module = torch.jit.load(io.BytesIO(state["module"]), map_location="cpu")
+        exported = Exported(module, parse_metadata(module.metadata, "force"))
+        self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
+        self._archive = state["module"]  # so that copies have the same XML
+
+    def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
+        metadata = self.exported.metadata
+        values = [state.getPositions(asNumpy=True)]
+        if metadata["periodic"]:
+            values.append(state.getPeriodicBoxVectors(asNumpy=True))
+        with self._lock, torch.no_grad():
+            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            inputs = [torch.tensor(value.value_in_unit(unit.nanometer), device=device) for value in values]
+            if self._program is None:
+                module: Any = torch.jit.freeze(self.exported.module.to(device).eval())
+                if device.type == "cuda" and self.warmup_steps is not None:
+                    module = Replay(module, inputs, self.warmup_steps)
+                self._program = module
+            energy, forces = self._program(*inputs)
+            result = float(energy), forces.cpu().numpy()
+        scale = metadata["scale_parameter"]
+        if scale is None:
+            return result
+        factor = state.getParameters()[scale]
+        return factor * result[0], factor * result[1]
+
+
+class Replay:
+    """A module captured in a CUDA graph.
+
+    Parameters
+    ----------
+    module : callable
+        Takes tensors, returns a tuple of tensors; shapes are fixed and nothing waits for the device.
+    inputs : list of Tensor
+        On a CUDA device; shapes and dtypes of all later inputs.
+    warmup_steps : int
+        Evaluations before the capture, in which compilers may still work.
+    """
+
+    def __init__(self, module: Any, inputs: list[Tensor], warmup_steps: int):
+        self.inputs = [value.clone() for value in inputs]
+        with torch.cuda.device(inputs[0].device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(warmup_steps):
+                    module(*self.inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.outputs = module(*self.inputs)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The module's outputs; the next call overwrites them."""
+        for own, value in zip(self.inputs, inputs, strict=True):
+            own.copy_(value)
+        self.graph.replay()
+        return self.outputs

@@ -1,0 +1,74 @@
+"""The scale parameter in openmmtools' compound states."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import openmm
+import pytest
+from conftest import VARIANTS
+from openmm import unit
+
+pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
+with warnings.catch_warnings():  # of the packages that it imports
+    warnings.simplefilter("ignore")
+    states = pytest.importorskip("openmmtools.states", reason="openmmtools is not installed")
+
+from openmm_tensornet import TensorNetForce, load_model
+from openmm_tensornet.states import CompoundState, ScaleParameterState
+
+WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
+
+
+class MLState(ScaleParameterState):
+    lambda_ml = states.GlobalParameterState.GlobalParameter("lambda_ml", standard_value=1.0)
+
+
+@pytest.fixture(scope="module")
+def system() -> openmm.System:
+    model = load_model(VARIANTS["zero-layers"].checkpoint)
+    system = openmm.System()
+    for mass in (16.0, 1.0, 1.0):
+        system.addParticle(mass)
+    system.addForce(TensorNetForce(model, atomic_numbers=[8, 1, 1], precision="double", scale_parameter="lambda_ml"))
+    return system
+
+
+def energy(context: openmm.Context) -> float:
+    context.setPositions(WATER)
+    return context.getState(energy=True).getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
+
+
+def compound(system: openmm.System, value: float):
+    thermodynamic = states.ThermodynamicState(system, 300 * unit.kelvin)
+    state = CompoundState(thermodynamic, [MLState.from_system(system)])
+    state.lambda_ml = value
+    return state
+
+
+def test_a_compound_state_sets_it(system):
+    full, half = compound(system, 1.0), compound(system, 0.5)
+    assert full.is_state_compatible(half)
+    context = full.create_context(openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("Reference"))
+    whole = energy(context)
+    assert abs(whole) > 1
+    half.apply_to_context(context)
+    assert context.getParameter("lambda_ml") == 0.5
+    assert energy(context) == pytest.approx(whole / 2, rel=1e-12)
+    other = half.create_context(openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("Reference"))
+    assert energy(other) == pytest.approx(whole / 2, rel=1e-12)
+
+
+def test_reduced_potentials_and_copies(system):
+    state = pickle.loads(pickle.dumps(compound(system, 0.25)))
+    assert state.lambda_ml == 0.25
+    context = state.create_context(openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("Reference"))
+    expected = energy(context) / (0.00831446261815324 * 300)
+    assert state.reduced_potential(context) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_system_without_it(system):
+    with pytest.raises(states.GlobalParameterError, match="no global parameters controlled by this state"):
+        MLState.from_system(openmm.System())
