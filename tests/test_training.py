@@ -143,6 +143,12 @@ def test_fit_resumes_and_learns(labels):
     assert all(torch.equal(v, again.average.state_dict()[k]) for k, v in written.state_dict().items())
 
 
+def test_fit_starts_from_a_model(labels):
+    started = fit.Fit(labels, 1, -900.0, report.NAME)
+    assert report.weights_hash(started.average) == report.weights_hash(load_model(report.NAME))
+    assert started.step == 0
+
+
 def test_strained_frames_are_left_out(labels):
     path = labels / "labels" / "0-springs.npz"
     data = gfn2.read_arrays(path)

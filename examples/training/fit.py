@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from openmm_tensornet.checkpoint import save_model
+from openmm_tensornet.checkpoint import load_model, save_model
 from openmm_tensornet.files import replace_file
 from openmm_tensornet.model import TensorNet, TensorNetConfig
 
@@ -90,11 +90,15 @@ class Fit:
     seed : int
     mean : float
         eV.
+    start : path or str, optional
+        A model whose weights it begins with, where `folder` holds no state yet; random ones by default.
     """
 
-    def __init__(self, folder: Path, seed: int, mean: float):
+    def __init__(self, folder: Path, seed: int, mean: float, start: str | None = None):
         self.folder, self.seed = folder, seed
         self.model = new_model(seed, mean)
+        if start is not None:
+            self.model.load_state_dict(load_model(start).state_dict())
         self.average = copy.deepcopy(self.model)
         self.batch = MoleculeBatch(self.model, torch.tensor(Z)).train()
         self.average_batch = MoleculeBatch(self.average, torch.tensor(Z)).eval()

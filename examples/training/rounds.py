@@ -44,13 +44,13 @@ def first_labels(folder: Path, seed: int) -> None:
     write("3-teacher", lambda: sampling.teacher(rng(3), grid))
 
 
-def train(folder: Path, seed: int, steps: int, batch_size: int) -> Fit:
+def train(folder: Path, seed: int, steps: int, batch_size: int, start: str | None = None) -> Fit:
     """Label, fit and extend, in turn, up to `steps` steps; continues what `folder` holds."""
     labels = folder / "labels"
     first_labels(labels, seed)
     # Whole eV: exact in any precision, and the same whatever is added later.
     mean = float(np.round(np.mean(read_arrays(labels / "0-grid.npz")["energies"])))
-    fit = Fit(folder, seed, mean)
+    fit = Fit(folder, seed, mean, start)
     for number, share in enumerate((*ROUNDS, 1.0), start=1):
         training, validation = load_frames(labels, seed, mean, number)
         fit.run(round(share * steps), steps, training, validation, batch_size)
