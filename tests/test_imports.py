@@ -50,7 +50,7 @@ ORDER = (
 )
 SUBPACKAGES = ("kernels",)
 # Not installed everywhere, or slow to import.
-OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba")
+OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba", "huggingface_hub")
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
