@@ -84,6 +84,10 @@ class ChargeBlocks(DenseBlocks):
         Tables of :func:`charge_radial_functions`.
     self_functions : list of Tensor
         Their functions at d = 0, for the self pair.
+    operators : nn.Module
+        As in :class:`~openmm_tensornet.network.StaticNetwork`.
+    embedding : nn.Module or None
+        Sums of the embedding over `pairs` in place of its own.
     pairs, occupied, species
         As in :class:`~openmm_tensornet.blocks.DenseBlocks`.
     """
@@ -93,11 +97,15 @@ class ChargeBlocks(DenseBlocks):
         model: TensorNet2,
         radial: list[nn.Module],
         self_functions: list[Tensor],
+        operators: Any,
+        embedding: nn.Module | None,
         pairs: Tensor,
         occupied: Tensor,
         species: Tensor,
     ):
         super().__init__(radial[0], pairs, occupied, species, self_functions[0])
+        self.operators, self.embedding = operators, embedding
+        self.register_buffer("pairs", pairs)
         self.pair_functions: Any = nn.ModuleList(_PairFunction(layer, species.dtype) for layer in model.layers)
         if self.pair_functions:
             self.layer_radial = radial[1]
@@ -105,7 +113,7 @@ class ChargeBlocks(DenseBlocks):
             self.register_buffer("layer_constant", torch.stack((own, torch.zeros_like(own))))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        x, _ = super().forward(distance, unit, pairs)
+        x, _ = (super().forward if self.embedding is None else self.embedding)(distance, unit, self.pairs)
         if not self.pair_functions:
             return x, ()
         rows = _Expand.apply(self.layer_radial(distance), self.layer_constant, self.row, self.forth, self.back)
@@ -117,8 +125,8 @@ class ChargeBlocks(DenseBlocks):
         (k, share, c), receiver, sender = weight
         blocks, n = self.shape
         first = share.view(blocks, n, n, -1) + receiver.view(blocks, n, 1, -1) + sender.view(blocks, 1, n, -1)
-        f = self.pair_functions[k](first.flatten(0, 2)) * c
-        return super().message(f.view(blocks * n, n, 3, -1), y)
+        f = self.pair_functions[k](first.flatten(0, 2))
+        return self.operators.block_message(f.view(blocks * n, n, 3, -1), c.view(blocks * n, n), y)
 
 
 class ChargePairSums(PairSums):
@@ -131,6 +139,8 @@ class ChargePairSums(PairSums):
         Tables of :func:`charge_radial_functions`.
     self_functions : list of Tensor
         Their functions at d = 0, for the self pair.
+    embedding : nn.Module or None
+        Sums of the embedding in place of its own.
     receiver, sender, chunk
         As in :class:`~openmm_tensornet.blocks.PairSums`.
     """
@@ -140,11 +150,13 @@ class ChargePairSums(PairSums):
         model: TensorNet2,
         radial: list[nn.Module],
         self_functions: list[Tensor],
+        embedding: nn.Module | None,
         receiver: Tensor,
         sender: Tensor,
         chunk: int,
     ):
         super().__init__(radial[:1], receiver, sender, self_functions[0], chunk)
+        self.embedding = embedding
         self.layer_radial: Any = nn.ModuleList(radial[1:])
         self.pair_functions: Any = nn.ModuleList(_PairFunction(layer, receiver.dtype) for layer in model.layers)
         for k, own in enumerate(self_functions[1:]):
@@ -153,7 +165,7 @@ class ChargePairSums(PairSums):
         self.register_buffer("part", part)
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        x, _ = super().forward(distance, unit, pairs)
+        x, _ = (super().forward if self.embedding is None else self.embedding)(distance, unit, pairs)
         return x, tuple((k, distance, pairs) for k in range(len(self.pair_functions)))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
@@ -176,31 +188,34 @@ class ChargePairSums(PairSums):
 
 
 class _ListMessage(torch.autograd.Function):
-    """Σ_j f_ij ⊙ Y_j over both directions of a list, (N, 9, F), from distances (P,), charge terms (N, F) and Y (N, 9, F)."""
+    """Σ_j f_ij ⊙ Y_j over both directions of a list, (N, 9, F), from distances (P,), charge terms (N, F) and Y (N, 9, F).
+
+    What the pairs' functions need for their derivative is kept: to compute it again would take as long as the backward pass.
+    """
 
     @staticmethod
     def forward(
         ctx, sums: ChargePairSums, k: int, pairs: Tensor, distance: Tensor, receiver: Tensor, sender: Tensor, y: Tensor
     ) -> Tensor:
-        ctx.sums, ctx.k = sums, k
-        ctx.save_for_backward(pairs, distance, receiver, sender, y)
+        ctx.sums, ctx.k, ctx.kept = sums, k, []
+        ctx.save_for_backward(y)
         m = torch.zeros_like(y)
-        for a, b, first, c, _ in sums.directed(k, pairs, distance, receiver, sender):
-            f = (sums.pair_functions[k](first) * c).unflatten(1, (3, -1))
-            m = m.index_add_(0, a, _scale_parts(y.index_select(0, b), f))
-        return m
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        sums, k = ctx.sums, ctx.k
-        pairs, distance, receiver, sender, y = ctx.saved_tensors
-        gm = gradients[0].contiguous()
-        gy, to_receiver, to_sender = torch.zeros_like(y), torch.zeros_like(receiver), torch.zeros_like(sender)
-        to_distance = []
         for a, b, first, c, saved in sums.directed(k, pairs, distance, receiver, sender):
             with torch.enable_grad():
                 first = first.detach().requires_grad_(True)
                 s = sums.pair_functions[k](first)
+            ctx.kept.append((a, b, first, s, c, saved))
+            m = m.index_add_(0, a, _scale_parts(y.index_select(0, b), (s.detach() * c).unflatten(1, (3, -1))))
+        return m
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (y,) = ctx.saved_tensors
+        gm = gradients[0].contiguous()
+        gy = torch.zeros_like(y)
+        to_receiver, to_sender = y.new_zeros(y.shape[0], y.shape[2]), y.new_zeros(y.shape[0], y.shape[2])
+        to_distance = []
+        for a, b, first, s, c, saved in ctx.kept:
             gm_a = gm.index_select(0, a)
             gf = _sum_parts(gm_a * y.index_select(0, b)).flatten(1)
             (g_first,) = torch.autograd.grad(s, first, gf * c)
@@ -209,7 +224,7 @@ class _ListMessage(torch.autograd.Function):
             to_receiver = to_receiver.index_add_(0, a, g_first)
             to_sender = to_sender.index_add_(0, b, g_first)
             forth, back = torch.cat((g_first, (gf * s).sum(1, keepdim=True)), dim=1).chunk(2)
-            to_distance.append(sums.layer_radial[k].slope(saved, forth + back))
+            to_distance.append(ctx.sums.layer_radial[ctx.k].slope(saved, forth + back))
         return None, None, None, torch.cat(to_distance), to_receiver, to_sender, gy
 
 

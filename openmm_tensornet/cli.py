@@ -30,6 +30,8 @@ UNITS = {
     "ps": "picosecond",
     "ns": "nanosecond",
     "us": "microsecond",
+    "nm": "nanometer",
+    "A": "angstrom",
     "K": "kelvin",
     "amu": "dalton",
     "Da": "dalton",
@@ -102,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         help="molecular dynamics of a structure",
         description="Minimise, equilibrate and run molecular dynamics at constant temperature. "
-        "Writes start.pdb, trajectory.dcd, energies.csv, checkpoint.zip and final.pdb.",
+        "Writes start.pdb, trajectory.dcd, energies.csv, checkpoint.zip and final.pdb, "
+        "with --charges also charges.csv.",
     )
     simulate.set_defaults(run=_simulate)
     simulate.add_argument("structure", metavar="STRUCTURE", help="PDB or PDBx/mmCIF file, hydrogens included")
@@ -118,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="total charge (default: 0, an error if that makes the electrons odd)",
+    )
+    simulate.add_argument(
+        "--charges", action="store_true", help="write the partial charges of a model that has them to charges.csv"
+    )
+    add_quantity(
+        simulate,
+        "--coulomb-cutoff",
+        "nm",
+        None,
+        "cutoff of the Coulomb interaction of a model that has one (default: the model's own, else 1.2 nm if periodic)",
     )
     simulate.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: the fastest)")
     simulate.add_argument(
@@ -231,6 +244,7 @@ def _simulate(options: argparse.Namespace) -> None:
         positions=positions,
         total_charge=total_charge(topology, options.charge),
         hydrogen_mass=options.hydrogen_mass,
+        coulomb_cutoff=options.coulomb_cutoff,
         precision=options.precision,
     )
     simulate(
@@ -245,6 +259,7 @@ def _simulate(options: argparse.Namespace) -> None:
         report_interval=options.report_interval,
         platform=options.platform,
         seed=options.seed,
+        charges=options.charges,
         resume=options.resume,
         overwrite=options.overwrite,
         quiet=options.quiet,
@@ -424,7 +439,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     dict
         ``file``, ``kind`` ("checkpoint" or "exported"), ``bytes`` and ``sha256``, and the metadata of the
         model or of the export; for a checkpoint also ``dtype``, ``parameters`` (their number) and
-        ``cutoff`` in its unit of length.
+        ``cutoff`` of the network in its unit of length.
 
     Raises
     ------
@@ -455,7 +470,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return description | {
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "parameters": sum(p.numel() for p in parameters),
-        "cutoff": model.cutoff,
+        "cutoff": model.network_cutoff,
         **model.metadata,
     }
 

@@ -141,6 +141,16 @@ class PortableOperators(Module):
         """Distances, shape (P,), and unit vectors, shape (P, 3), of vectors, shape (P, 3)."""
         return _Direction.apply(r)
 
+    def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+        """Σ_j scale_ij weight_ij ⊙ Y_j over the n slots j of i's block; (9, A, F), weights (A, n, 3, F), scale (A, n)."""
+        atoms, n = scale.shape
+        f = (weight * scale[:, :, None, None]).view(atoms // n, n, n, 3, -1)
+        parts = [
+            (f_part.unsqueeze(0) * y_part.unflatten(1, (atoms // n, 1, n))).sum(3)
+            for f_part, y_part in zip(f.unbind(3), y.split(tensors.PART_SIZES), strict=True)
+        ]
+        return torch.cat(parts).flatten(1, 2)
+
     def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """x itself, shape (9, A, F), and LayerNorm of ‖x‖², shape (A, F)."""
         x, norm = _WithNorm.apply(x)

@@ -213,13 +213,15 @@ class PotentialForce:
             check_positions(own, atoms, labels, box)
         except ValueError as error:
             return str(error)
-        room = metadata["max_pairs"]
-        if room is not None:
-            pairs = find_pairs(own, atoms.tensors()[1], metadata["cutoff_nm"], box).edge_index.shape[1] // 2
+        for kind, room in (("network", metadata["max_pairs"]), ("coulomb", metadata["max_coulomb_pairs"])):
+            if room is None:
+                continue
+            cutoff = metadata[f"{kind}_cutoff_nm"]
+            pairs = find_pairs(own, atoms.tensors()[1], cutoff, box).edge_index.shape[1] // 2
             if pairs > room:
                 return (
-                    f"positions: expected at most {room} pairs closer than the cutoff, found {pairs}; make the force with "
-                    "positions= of a geometry as dense as this one"
+                    f"positions: expected at most {room} pairs closer than the cutoff of {cutoff:g} nm, found {pairs}; make the force "
+                    "with positions= of a geometry as dense as this one"
                 )
         return (
             "positions: the network gives NaN, or atoms are more crowded than the cells of the pair list have room for; "

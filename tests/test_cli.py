@@ -451,7 +451,12 @@ def test_info_of_something_else(capsys, model_path, tmp_path):
     text = tmp_path / "text.ckpt"
     text.write_text("no checkpoint")
     assert str(text) in refused(capsys, "info", text)
-    assert "tensornet2" in refused(capsys, "info", model_path("aceff-2.0"))
+
+
+def test_info_of_a_model_with_charges(capsys, model_path):
+    assert cli.main(["info", str(model_path("aceff-2.0")), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["config"]["q_dim"] == 16 and found["cutoff"] == 5.0
 
 
 # ------------------------------------------------------------------------------------------------ the example

@@ -29,6 +29,9 @@ class Case:
         self.receiver, self.sender, self.own = self.random(atoms, f), self.random(atoms, f), self.random(atoms, f)
         self.self_weights = self.random(9, f)
         self.x, self.y, self.m = (self.random(9, atoms, f) for _ in range(3))
+        blocks = next(n for n in (3, 2, 1) if atoms % n == 0)
+        self.block_weight = self.random(atoms, atoms // blocks, 3, f)
+        self.scale = self.random(atoms, atoms // blocks)
         self.gates, self.factor = self.random(atoms, 3 * f), 1 + 0.1 * self.random(atoms).round()
         self.weight, self.bias = self.random(f), self.random(f)
         self.weight3, self.bias3 = self.random(3 * f), self.random(3 * f)
@@ -45,6 +48,7 @@ class Case:
             "direction": (self.r,),
             "embed": (distance, unit, self.pairs, self.receiver, self.sender, self.own, self.table, LOWER, STEP),
             "message": (distance, self.pairs, self.self_weights, self.table, LOWER, STEP, self.y),
+            "block_message": (self.block_weight, self.scale, self.y),
             "norm_features": (self.x, self.weight, self.bias),
             "part_features": (self.x, 0.7, self.weight3, self.bias3),
             "normalize": (self.x,),
@@ -56,12 +60,13 @@ class Case:
 
 # What has a derivative by positions: the places of these arguments.
 MOVING = {
-    "direction": (0,), "embed": (0, 1), "message": (0, 6), "norm_features": (0,), "part_features": (0,),
+    "direction": (0,), "embed": (0, 1), "message": (0, 6), "block_message": (0, 1, 2), "norm_features": (0,), "part_features": (0,),
     "normalize": (0,), "gate": (0, 1), "product": (0, 1), "plus_square": (0, 1),
 }  # fmt: skip
 FUNCTIONS = {
     "direction": functions._Direction, "embed": functions._Embed, "message": functions._Message,
-    "norm_features": functions._NormFeatures, "part_features": functions._PartFeatures, "gate": functions._Gate,
+    "block_message": functions._BlockMessage, "norm_features": functions._NormFeatures,
+    "part_features": functions._PartFeatures, "gate": functions._Gate,
     "normalize": functions._Normalize, "product": functions._Product, "plus_square": functions._PlusSquare,
 }  # fmt: skip
 
@@ -155,6 +160,19 @@ def test_far_near_and_nan(name):
         assert touched.tolist() == [True, True, False, False]
 
 
+def test_what_is_scaled_by_zero_is_left_out():
+    """As the slots of a block that hold no atom are, or atoms beyond the cutoff."""
+    case = Case(6, 16, torch.float64)
+    weight, scale, y = case.arguments("block_message")
+    scale[1, 1] = 0
+    full = values_and_gradients(definitions.block_message, (weight, scale, y), (0, 2))
+    for a, b in zip(values_and_gradients(fused("block_message"), (weight, scale, y), (0, 2)), full, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    scale[1, 1] = torch.nan
+    touched = torch.isnan(fused("block_message")(weight, scale, y)).flatten(2).any(2).any(0)
+    assert touched.tolist() == [False, True] + 4 * [False]
+
+
 @pytest.mark.parametrize("name", MOVING)
 def test_same_bits_twice(name):
     case = Case(22, 128, torch.float32)
@@ -171,10 +189,30 @@ def test_registration(name):
     torch.library.opcheck(operator, case.arguments(name), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["single", "double"])
+@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "triclinic"])
+@pytest.mark.parametrize("several", [False, True], ids=["one molecule", "three molecules"])
+def test_near_pairs(dtype, periodic, several):
+    x = torch.rand(70, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype) * 3 - 1
+    box = torch.tensor([[1.4, 0, 0], [0.5, 1.3, 0], [-0.6, 0.4, 1.2]], dtype=dtype)[: 3 if periodic else 0]
+    molecules = torch.arange(70) % 3 if several else torch.zeros(70, dtype=torch.long)
+    for capacity in (5, 2000):
+        found = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, capacity)
+        expected = definitions.near_pairs(x, box, molecules, 0.5, capacity)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and int(found[2]) > 5
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    x[4] = torch.nan
+    assert int(torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, 2000)[2]) > int(found[2])
+
+
 def test_every_operator_has_a_kernel_and_a_definition():
     from openmm_tensornet.kernels import cpu
 
-    names = [n for n in dir(torch.ops.openmm_tensornet) if not n.startswith("_") and n != "name"]
+    names = [
+        n
+        for n in dir(torch.ops.openmm_tensornet)
+        if not n.startswith("_") and n not in ("name", "nnpops_pairs", "near_pairs")
+    ]
     assert set(MOVING) <= set(names) <= {*MOVING, *(f"{n}_backward" for n in MOVING)}
     assert all(hasattr(cpu, n) for n in names)
     assert operators.available()

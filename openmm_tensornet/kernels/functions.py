@@ -54,6 +54,17 @@ class _Message(torch.autograd.Function):
         return g_distance, None, None, None, None, None, g_y
 
 
+class _BlockMessage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, scale, y) -> Tensor:
+        ctx.save_for_backward(weight, scale, y)
+        return _OPS.block_message(weight, scale, y)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return _OPS.block_message_backward(*gradients, *ctx.saved_tensors)
+
+
 class _NormFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias) -> tuple[Tensor, Tensor]:
@@ -148,6 +159,9 @@ class FusedOperators(Module):
     def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return _Direction.apply(r)
 
+    def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+        return _BlockMessage.apply(weight, scale, y)
+
     def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         return _NormFeatures.apply(x, weight, bias)
 
@@ -165,6 +179,21 @@ class FusedOperators(Module):
 
     def part_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _PartFeatures.apply(x, self.scalar, weight, bias)
+
+
+class FusedPairs(Module):
+    """The pairs closer than the cutoff, each compared with every other; like :class:`~openmm_tensornet.neighbors.SelectedPairs`."""
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
+        self.register_buffer("molecules", molecules)
+        self.register_buffer("no_box", torch.zeros(0, 3, dtype=torch.float64))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        lattice = box if self.periodic else self.no_box
+        pairs, vectors, found = _OPS.near_pairs(positions, lattice, self.molecules, self.cutoff, self.capacity)
+        return pairs, vectors, (found > self.capacity).any()
 
 
 class FusedSums(Module):

@@ -66,6 +66,14 @@ def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *args: tuple(torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in places)
 
 
+_operator(
+    "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor, Tensor)",
+    lambda positions, box, molecules, cutoff, capacity: (
+        molecules.new_empty((2, capacity)),
+        positions.new_empty((capacity, 3)),
+        molecules.new_empty(1),
+    ),
+)
 _PAIR = "Tensor distance, Tensor unit, Tensor pairs, Tensor receiver, Tensor sender"
 _TABLE = "Tensor table, float lower, float step"
 _TERMS = "Tensor factor, Tensor terms, Tensor weights"
@@ -77,6 +85,11 @@ _operator(f"message(Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor 
 _operator(
     f"message_backward(Tensor g_m, Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor y) -> (Tensor, Tensor)",
     _like(1, 7),
+)
+_operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
+_operator(
+    "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
+    _like(1, 2, 3),
 )
 _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
