@@ -104,8 +104,8 @@ def compare_frequencies(model_file: Path) -> dict:
         start = relax(teacher, amber.frames(1, 1)[0])
         ours, theirs = frequencies(model, relax(model, start)), frequencies(teacher, start)
         found[name] = {
-            "model": ours.tolist(),
-            "gfn2": theirs.tolist(),
+            "model": ours.round(1).tolist(),
+            "gfn2": theirs.round(1).tolist(),
             "rms": float(np.sqrt(np.mean((ours - theirs) ** 2))),
             "largest": float(np.abs(ours - theirs).max()),
         }

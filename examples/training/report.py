@@ -28,6 +28,8 @@ from .sampling import PDB, Z
 NAME = "alanine-dipeptide-gfn2"
 PACKAGE = Path(__file__).resolve().parents[2] / "openmm_tensornet" / "models"
 CARD, CHECKPOINT = PACKAGE / "README.md", PACKAGE / MODELS[NAME].file
+# Of the model in the package, or of the one that is to take its place.
+RESULTS = Path(__file__).with_name("results.json")
 MARK = "<!-- results -->"
 LONG_RUNS = {300: 1000.0, 500: 200.0}  # K: ps
 
@@ -41,21 +43,18 @@ def weights_hash(model: TensorNet) -> str:
 
 
 class Results:
-    """The results of checks of one model, in a JSON file that holds those of others too."""
+    """The results of the checks of a model, in a JSON file; those of other weights are forgotten."""
 
-    def __init__(self, path: Path, model: TensorNet):
+    def __init__(self, model: TensorNet, path: Path = RESULTS):
         self.path, self.key = path, weights_hash(model)
 
     def read(self) -> dict:
-        return self._all().get(self.key, {})
+        found = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        return found if found.get("weights") == self.key else {"weights": self.key}
 
     def add(self, name: str, value: dict) -> None:
-        everything = self._all()
-        everything.setdefault(self.key, {})[name] = value
-        replace_file(self.path, (json.dumps(everything, indent=1) + "\n").encode())
-
-    def _all(self) -> dict:
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
+        text = json.dumps(self.read() | {name: value}, indent=1)
+        replace_file(self.path, f"{text}\n".encode())
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -91,7 +90,7 @@ def check_free_energies(model_file: Path, folder: Path, seed: int) -> dict:
     own = _own_folder(folder, model_file)
     data = physics.sample(model_file, own, seed)
     found = physics.free_energies(data, seed)
-    run = Results(folder / "results.json", load_model(model_file)).read().get("gfn2-run")
+    run = Results(load_model(model_file)).read().get("gfn2-run")
     buffer = io.BytesIO()
     physics.plot_free_energies(data, found, run).savefig(buffer, format="png", dpi=120)
     replace_file(own / "free-energies.png", buffer.getvalue())
@@ -132,7 +131,7 @@ CHECKS: dict[str, Callable[[Path, Path, int], dict]] = {
 
 def check(names: list[str], model_file: Path, folder: Path, seed: int) -> None:
     """Run checks, print what they found, and keep it."""
-    results = Results(folder / "results.json", load_model(model_file))
+    results = Results(load_model(model_file))
     for name in names:
         found = CHECKS[name](model_file, folder, seed)
         results.add(name, found)
@@ -145,7 +144,7 @@ def check(names: list[str], model_file: Path, folder: Path, seed: int) -> None:
 def bundle(model_file: Path, folder: Path) -> None:
     """Copy the checkpoint into the package, with what is known of it, and write its numbers into the model card."""
     model = load_model(model_file)
-    results = Results(folder / "results.json", model).read()
+    results = Results(model).read()
     log = np.atleast_1d(np.genfromtxt(folder / "log.csv", delimiter=",", names=True))
     model.about = {
         "name": NAME,
