@@ -11,12 +11,17 @@ PYTEST_ARGS ?=
 comma := ,
 BIN := .venv/bin
 STAMP := .venv/.stamp-$(subst $(comma),-,$(EXTRAS))
+# The versions of OpenMM and PyTorch that test-matrix lays over .venv, of which everything else is; the tests that touch OpenMM.
+MATRIX_OPENMM ?= 8.4 8.5 8.6
+MATRIX_TORCH ?= 2.10 2.12
+MATRIX := $(foreach openmm,$(MATRIX_OPENMM),$(MATRIX_TORCH:%=.venv-matrix/openmm-$(openmm)-torch-%))
+MATRIX_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,backends force imports mixed simulation states))
 PEERS := openmmml==1.8 torchmd-net==3.1.0
 PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow lint format bench bench-peers oracle train clean
+.PHONY: help install demo test test-slow test-matrix lint format bench bench-peers oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +38,11 @@ test: $(STAMP)  ## run the tests, except those that take minutes
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
 	$(BIN)/python -m pytest -m slow -s $(PYTEST_ARGS)
+
+test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and PyTorch
+	@for versions in $(MATRIX); do \
+	    echo "$$versions"; PYTHONPATH=$(CURDIR)/$$versions $(BIN)/python -m pytest $(MATRIX_TESTS) $(PYTEST_ARGS) || exit 1; \
+	done
 
 lint: $(STAMP)  ## check style, format and types
 	$(BIN)/ruff check .
@@ -74,6 +84,23 @@ $(STAMP): setup.cfg pyproject.toml | .venv/bin/python
 	done
 	$(BIN)/python -m pip install -e '.[$(EXTRAS)]'
 	@touch $@
+
+.SECONDARY: $(MATRIX_TORCH:%=.venv-matrix/torch-%)
+.SECONDEXPANSION:
+# openmmtorch looks for PyTorch beside itself, hence the links.
+# It does not fit OpenMM 8.6: None in sys.modules hides that of .venv.
+.venv-matrix/openmm-%: .venv-matrix/torch-$$(lastword $$(subst -, ,$$*)) | $(STAMP)
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip install -q --no-deps --target $@.part 'openmm==$(firstword $(subst -, ,$*)).*' \
+	    $(if $(filter 8.6-%,$*),,acellera-openmmtorch-cpu==1.10)
+	$(if $(filter 8.6-%,$*),echo 'import sys; sys.modules["openmmtorch"] = None' > $@.part/sitecustomize.py)
+	ln -s $(CURDIR)/$</* $@.part
+	mv $@.part $@
+
+.venv-matrix/torch-%: | $(STAMP)
+	rm -rf $@ $@.part
+	$(BIN)/python -m pip install -q --target $@.part 'torch==$*.*'
+	mv $@.part $@
 
 $(PEERS_STAMP): | .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install $(PEERS)

@@ -24,6 +24,7 @@ def main() -> None:
     train = commands.add_parser("train", help="label, fit and extend in turn")
     train.add_argument("--steps", type=int, default=30000, help="updates of the weights in all (%(default)s)")
     train.add_argument("--batch-size", type=int, default=8, help="frames of an update (%(default)s)")
+    train.add_argument("--start", metavar="MODEL", help="a file or known model to begin with (default: random weights)")
     commands.add_parser("heldout", help="run GFN2-xTB itself at 300 and 500 K, for testing")
     check = commands.add_parser("check", help="test the trained model")
     check.add_argument("checks", nargs="+", choices=report.CHECKS, metavar="CHECK", help=", ".join(report.CHECKS))
@@ -32,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = options.output / "model.ckpt"
     if options.command == "train":
-        rounds.train(options.output, options.seed, options.steps, options.batch_size)
+        rounds.train(options.output, options.seed, options.steps, options.batch_size, options.start)
     elif options.command == "heldout":
         heldout.generate(options.output / "heldout", options.seed)
     elif options.command == "check":

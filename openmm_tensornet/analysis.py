@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .files import replace_file
-from .runfiles import RunFiles
+from .runfiles import DCD_HEADER_BYTES, RunFiles
 
 if TYPE_CHECKING:
     import mdtraj
@@ -44,8 +45,6 @@ BROKEN = 1.6
 
 def _import(name: str) -> Any:
     try:
-        from importlib import import_module
-
         return import_module(name)
     except ImportError as error:
         raise ImportError(
@@ -353,10 +352,9 @@ def read_trajectory(directory: str | os.PathLike[str]) -> mdtraj.Trajectory:
             raise FileNotFoundError(
                 f"{file}: no such file; expected the directory of a run, as `openmm-tensornet simulate` writes it"
             )
-    trajectory = _import("mdtraj").load(str(files.trajectory), top=str(files.start))
-    if not len(trajectory):
+    if files.trajectory.stat().st_size <= DCD_HEADER_BYTES:
         raise ValueError(f"{files.trajectory}: expected frames, found none; let the run go on until its first report")
-    return trajectory
+    return _import("mdtraj").load(str(files.trajectory), top=str(files.start))
 
 
 def analyze(

@@ -393,13 +393,12 @@ def _count_pdb_atoms(path: Path) -> int:
 
 
 def _analyze(options: argparse.Namespace) -> None:
-    from openmm_tensornet.analysis import analyze, read_trajectory, run_constant_energy
+    from openmm_tensornet.analysis import analyze, run_constant_energy
     from openmm_tensornet.runfiles import RunFiles
     from openmm_tensornet.system import create_system
 
     constant_energy = None
     if options.model is not None:
-        read_trajectory(options.directory)  # a wrong directory is an error at once
         topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
         _set_threads(None, topology.getNumAtoms())
         system = create_system(topology, options.model, positions=positions, total_charge=options.charge)

@@ -16,11 +16,11 @@ from .blocks import DenseBlocks, PairSums, part_scales
 from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .charges import TensorNet2, mean_charges
 from .flatten import flatten, select_outputs
-from .kernels.functions import FusedOperators, FusedSums
+from .kernels.functions import FusedOperators, FusedPairs, FusedSums
 from .kernels.operators import available
 from .model import TensorNet
 from .module import Module
-from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
+from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, nnpops_fits, pair_capacity
 from .network import PortableOperators, StaticNetwork
 from .tabulate import RadialTable
 from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
@@ -191,15 +191,21 @@ class Room(NamedTuple):
         Pairs; None where all pairs of each molecule are evaluated.
     grid : Grid or None
         Cells in which they are looked for; None where all pairs are compared.
+    finder : str
+        Who looks for them: "torch", "nnpops" or "fused".
     """
 
     capacity: int | None
-    grid: Grid | None
+    grid: Grid | None = None
+    finder: str = "torch"
 
     def pairs(self, molecules: Tensor, periodic: bool, cutoff: float) -> nn.Module:
         """The list; cutoff in nm."""
         if self.capacity is None:
             return AllPairs(molecules, periodic, cutoff)
+        if self.finder != "torch":
+            kind = NNPOpsPairs if self.finder == "nnpops" else FusedPairs
+            return kind(molecules, periodic, cutoff, self.capacity)
         if self.grid is None:
             return SelectedPairs(molecules, periodic, cutoff, self.capacity)
         return CellPairs(molecules, periodic, cutoff, self.capacity, self.grid)
@@ -373,24 +379,32 @@ class StaticProgram(Module):
         return torch.stack([prior.pair_energy(z_i, z_j, distance * self.per_nm) for prior in self.priors]).sum(0)
 
 
-def _rooms(model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]) -> tuple[Room, Room | None]:
+def _rooms(
+    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], finder: str = "torch"
+) -> tuple[Room, Room | None]:
     """What the list of the network holds, and that of the Coulomb interaction, where there is one."""
     _, molecules, _ = atoms.tensors()
     sizes = torch.bincount(molecules)
+    dense = int(sizes.max()) <= DENSE_ATOMS
+    if finder == "nnpops":  # it lists pairs across molecules too
+        molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
     everything = int((sizes * (sizes - 1) // 2).sum())
     known = [(x, molecules, box) for x, box, _ in check]
     if max_pairs is not None and (isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1):
         raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
 
     def room(cutoff: float, capacity: int | None = None) -> Room:
-        if int(sizes.max()) <= DENSE_ATOMS or not math.isfinite(cutoff):
-            return Room(None, None)
+        if dense or not math.isfinite(cutoff):
+            return Room(None)
         cutoff = cutoff * model.units.nm_per_length
         if capacity is None:
             capacity = pair_capacity(sizes, cutoff, known)
+        capacity = max(1, min(capacity, everything))
+        if finder != "torch":
+            return Room(capacity, finder=finder)
         # Without a geometry nothing is known of the box, and all pairs are compared.
         grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
-        return Room(max(1, min(capacity, everything)), grid)
+        return Room(capacity, grid)
 
     coulomb = room(model.cutoff) if isinstance(model, TensorNet2) and model.config.coulomb else None
     return room(model.network_cutoff, max_pairs), coulomb
@@ -461,6 +475,8 @@ class StaticPotential(Module):
         Pairs that the list holds; None where all pairs are evaluated.
     grid : Grid or None
         Cells in which the pairs are looked for; None where all pairs are compared.
+    finder : str
+        Who lists the pairs: "torch", "nnpops" (where NNPOps is installed and there is a GPU) or "fused".
     tabulation : dict or None
         The tables' size and the errors reached.
     """
@@ -498,13 +514,14 @@ class StaticPotential(Module):
                 "see choose_coulomb_cutoff"
             )
         reference = copy_double(model)
-        self.rooms = _rooms(model, atoms, max_pairs, check)
-        self.capacity, self.grid = self.rooms[0]
         self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
+        finder = "nnpops" if nnpops_fits() else "fused" if self.fused else "torch"
+        self.rooms = _rooms(model, atoms, max_pairs, check, finder)
+        self.capacity, self.grid, self.finder = self.rooms[0]
         self.tabulation: dict | None = None
         functions = radial_functions(reference, _is_dense(model, self.rooms[0], self.fused))
         if tabulate:
-            intervals = self._refine(reference, functions, check)
+            intervals = self._refine(reference, check)
             radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
         else:
             radial = [_DirectRadial(group, DTYPES[precision]) for group in functions]
@@ -518,12 +535,15 @@ class StaticPotential(Module):
         self.program = select_outputs(flat, slice(0, 2))
         self.charge_program = select_outputs(flat, 2) if isinstance(model, TensorNet2) else None
 
-    def _refine(self, model: TensorNet, functions: list[nn.Module], check: Sequence[tuple]) -> int:
+    def _refine(self, model: TensorNet, check: Sequence[tuple]) -> int:
         """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
         worst, errors = Deviation(0.0, 0.0), []
+        # In the portable program: fused kernels for float64 would have to be compiled for this alone.
+        rooms = _rooms(model, self.atoms, self.capacity, check)
+        functions = radial_functions(model, rooms[0].capacity is None)
         for intervals in TABLE_SIZES:
             tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, self.rooms, self.fused)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
             found = [deviation(program(x, box)[:2], expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
@@ -593,21 +613,24 @@ def copy_double(model: TensorNet) -> TensorNet:
     return copy.deepcopy(model).double().eval().requires_grad_(False)
 
 
-def expected_energy_and_forces(
-    model: TensorNet, atoms: Atoms, positions: Tensor, box: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm.
+def expected_energies_and_forces(
+    model: TensorNet, atoms: Atoms, cases: dict[str, tuple[Tensor, Tensor | None]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm, of each geometry.
 
-    The reference model; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the float64 program without
-    tables takes its place, which the tests compare with the reference model at such sizes.
+    The reference model's; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the portable program takes its
+    place, in float64 with the finest table (whose functions agree with the model's to about 1e-10). The tests compare it
+    with the reference model at such sizes.
     """
     model = copy_double(model)
-    if len(positions) <= REFERENCE_ATOMS:
-        return reference_energy_and_forces(model, atoms, positions, box)
-    rooms = _rooms(model, atoms, None, [(positions, box, None)])
-    radial = [_DirectRadial(group, torch.float64) for group in radial_functions(model, rooms[0].capacity is None)]
-    energy, forces, *_ = StaticProgram(model, atoms, box is not None, torch.float64, radial, rooms)(positions, box)
-    return energy, forces
+    if len(atoms.numbers) <= REFERENCE_ATOMS:
+        return {name: reference_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
+    rooms = _rooms(model, atoms, None, [(*case, None) for case in cases.values()])
+    functions = radial_functions(model, rooms[0].capacity is None)
+    radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"], torch.float64)
+    periodic = any(box is not None for _, box in cases.values())
+    program = StaticProgram(model, atoms, periodic, torch.float64, radial, rooms)
+    return {name: program(*case)[:2] for name, case in cases.items()}
 
 
 def radial_tables(

@@ -97,8 +97,8 @@ def create_system(
     ----------
     topology : openmm.app.Topology
         The atoms, their elements and bonds, and the box.
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, an exported file, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, an exported file, the name of a known model, or a loaded model.
     hydrogen_mass : float or Quantity, optional
         In dalton. Every hydrogen gets this mass, taken from the heavy atom it is bonded to.
     remove_cm_motion : bool

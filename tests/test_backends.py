@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import openmm
@@ -14,7 +18,9 @@ import torch
 from conftest import VARIANTS
 from openmm import unit
 
-from openmm_tensornet import load_model
+from openmm_tensornet import export_torchscript, load_model
+from openmm_tensornet.export import load_exported
+from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.potential import Atoms, copy_double
 from openmm_tensornet.system import force_class
 from openmm_tensornet.testing import reference_energy_and_forces
@@ -50,18 +56,28 @@ def the_model(name: str = "zero-layers"):
     return load_model(VARIANTS[name].checkpoint)
 
 
-def make_force(backend: str, atomic_numbers=(8, 1, 1), **options) -> openmm.Force:
-    """A copy, which costs less than making the force anew."""
-    hashable = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in options.items())
-    return copy.deepcopy(_original(backend, tuple(atomic_numbers), hashable))
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory):
+    _exported.folder = tmp_path_factory.mktemp("exported")
 
 
 @cache
-def _original(backend: str, atomic_numbers: tuple, options: tuple) -> openmm.Force:
-    chosen = {"precision": "double", **dict(options)}
-    if chosen.pop("boxed", False):
-        chosen["box_vectors"] = BOX
-    return force_class(backend)(the_model(), atomic_numbers=atomic_numbers, **chosen)
+def _exported(numbers: tuple, atoms: tuple | None, molecules: tuple | None, boxed: bool) -> Path:
+    """A file from which both back ends make their forces, since making one anew takes seconds."""
+    path = _exported.folder / f"{len(list(_exported.folder.iterdir()))}.pt"
+    box = BOX if boxed else None
+    particles = None if atoms is None else list(atoms)
+    what = {"molecules": molecules, "particles": particles, "periodic": boxed, "box_vectors": box, "tabulate": False}
+    export_torchscript(the_model(), path, atomic_numbers=numbers, precision="double", **what)
+    return path
+
+
+def make_force(backend: str, numbers=(8, 1, 1), *, atoms=None, molecules=None, boxed=False, **options) -> openmm.Force:
+    key = tuple(None if v is None else tuple(v) for v in (atoms, molecules))
+    box = BOX if boxed else None
+    path = _exported(tuple(numbers), *key, boxed)
+    kwargs = {"atoms": atoms, "molecules": molecules, "box_vectors": box}
+    return force_class(backend)(path, atomic_numbers=numbers, **kwargs, **options)
 
 
 def make_system(particles: int, *forces: openmm.Force, box: np.ndarray | None = None) -> openmm.System:
@@ -123,7 +139,7 @@ class TestComposition:
         if not hasattr(openmm, "PythonForce"):
             pytest.skip("TensorNetPythonForce: this OpenMM has no PythonForce")
         pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
-        for options in ({}, {"boxed": True}, {"atoms": [2, 0, 1]}, {"molecules": [0, 0, 1]}):
+        for options in ({}, {"boxed": True, "atoms": [2, 0, 1]}, {"molecules": [0, 0, 1]}):
             found = [
                 evaluate(make_context(make_system(3, make_force(b, **options), box=BOX), platform, WATER))
                 for b in ("torch", "python")
@@ -346,8 +362,8 @@ class TestScaleParameter:
         assert force.diagnose(context) == "lambda_ml: expected a finite number, found nan"
 
     def test_two_forces_share_one(self, backend, platform, alone):
-        forces = [make_force(backend, scale_parameter="lambda_ml", atoms=a) for a in ([0, 1, 2], [3, 4, 5])]
-        context = make_context(make_system(6, *forces), platform, np.concatenate([WATER, WATER + 1]))
+        forces = [make_force(backend, scale_parameter="lambda_ml", atoms=a) for a in ([0, 1, 2], [5, 3, 4])]
+        context = make_context(make_system(6, *forces), platform, np.concatenate([WATER, WATER[[1, 2, 0]] + 1]))
         context.setParameter("lambda_ml", 0.5)
         assert energy_of(context) == pytest.approx(alone[0], rel=1e-6)
 
@@ -491,3 +507,81 @@ class TestSerialization:
             resumed.loadCheckpoint(checkpoint)
             resumed.getIntegrator().step(15)
             assert (state(resumed) == expected).all()
+
+
+class TestPythonForce:
+    """What only TensorNetPythonForce has."""
+
+    @pytest.fixture(autouse=True)
+    def _needed(self):
+        if not hasattr(openmm, "PythonForce"):
+            pytest.skip("TensorNetPythonForce: this OpenMM has no PythonForce")
+
+    def test_a_device_that_cannot_be(self):
+        with pytest.raises(ValueError, match="device: expected 'cpu', 'cuda' or 'cuda:N', received 'gpu'"):
+            force_class("python")(the_model(), atomic_numbers=[8], device="gpu")
+
+    def test_another_python_force(self):
+        with pytest.raises(TypeError, match="expected a TensorNetPythonForce, received PythonForce"):
+            force_class("python").cast(openmm.PythonForce(nothing))
+
+    def test_copies_have_the_same_xml(self):
+        """Tools that compare Systems by it would else take a copy for another System."""
+        first = copy.deepcopy(make_system(3, make_force("python")))
+        second = copy.deepcopy(first)
+        assert openmm.XmlSerializer.serialize(first) == openmm.XmlSerializer.serialize(second)
+
+    def test_a_graph_is_captured_once_and_replayed_on_new_inputs(self, monkeypatch):
+        """With stand-ins for what needs a GPU."""
+        from openmm_tensornet.pythonforce import Replay
+
+        log = []
+
+        class Stream:
+            def wait_stream(self, other):
+                log.append("wait")
+
+        class Graph:
+            def replay(self):
+                log.append("replay")
+
+        stand_ins = {"Stream": Stream, "current_stream": Stream, "CUDAGraph": Graph}
+        for name in ("device", "stream", "graph"):
+            stand_ins[name] = lambda *_: nullcontext()
+        for name, value in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        seen = []
+        given = torch.ones(3)
+        replay = Replay(lambda x: (seen.append(x), -x), [given], 12)
+        assert log == ["wait", "wait"]
+        assert len(seen) == 13  # the warm-up and the capture, on buffers of its own
+        assert all(x is replay.inputs[0] for x in seen) and seen[0] is not given
+        assert replay(torch.full((3,), 2.0)) is replay.outputs
+        assert log[2:] == ["replay"] and len(seen) == 13
+        assert (replay.inputs[0] == 2).all() and (given == 1).all()
+
+    def test_an_older_openmm(self):
+        code = "import openmm; del openmm.PythonForce; import openmm_tensornet.pythonforce"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+        assert "TensorNetPythonForce needs OpenMM 8.5 or newer, but OpenMM" in done.stderr
+        assert "or use TensorNetForce" in done.stderr
+
+
+def nothing(state):
+    return 0.0, np.zeros((1, 3))
+
+
+def test_scaled_module_as_on_cuda():
+    """There the scale has shape (1,), perhaps in float32: the energy stays float64, and the module can be captured."""
+    exported = load_exported(_exported((8, 1, 1), None, None, False)).scaled()
+    positions, scale = torch.tensor(WATER).float(), torch.full((1,), 0.5)
+    energy, forces = exported.module(positions, scale)
+    assert energy.dtype == torch.float64 and energy.numel() == 1
+    assert forces.dtype == torch.float32 and forces.is_contiguous()
+    assert float(energy) == pytest.approx(reference(WATER)[0] / 2, rel=1e-6)
+    assert check_graph_safety(exported.module, positions, scale).kernels > 10
+
+
+def test_back_ends_that_do_not_exist():
+    with pytest.raises(ValueError, match="backend: expected one of torch, python, received 'cuda'"):
+        force_class("cuda")

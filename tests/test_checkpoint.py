@@ -4,11 +4,14 @@ import argparse
 import contextlib
 import copy
 import hashlib
+import json
 import os
 import pickle
 import re
+import subprocess
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1002,3 +1005,37 @@ def test_description_that_is_none(model_path, tmp_path):
     torch.save(content | {"openmm_tensornet": "text"}, tmp_path / "model.ckpt")
     with pytest.raises(ValueError, match="openmm_tensornet: expected a dictionary, received str"):
         load_model(tmp_path / "model.ckpt")
+
+
+ORACLE = """
+import json, sys
+import torch
+from torchmdnet.models.model import load_model
+path, z, x = json.loads(sys.argv[1])
+model = load_model(path, derivative=True).double()
+energy, forces = model(torch.tensor(z), torch.tensor(x, dtype=torch.float64), torch.zeros(len(z), dtype=torch.long))
+print(json.dumps([energy.item(), forces.tolist()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alanine-dipeptide-gfn2", "so3-gauss-2layers-meanstd", "charged-3layers-mean"])
+def test_torchmdnet_reads_what_is_written(model_path, tmp_path, name):
+    """The same energies (eV) and forces (eV/Å), from torchmd-net itself, in float64."""
+    python = Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("torchmd-net is not installed in .venv-peers; `make oracle` does that")
+    model = load_model(name if "gfn2" in name else model_path(f"variants/{name}"))
+    path = tmp_path / "model.ckpt"
+    save_model(model, path)
+    generator = torch.Generator().manual_seed(0)
+    x = 1.5 * torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * 3)
+    x = x + 0.2 * torch.rand(8, 3, generator=generator, dtype=torch.float64)
+    z = [1, 6, 7, 8, 1, 6, 7, 8]
+    question = json.dumps([str(path), z, x.tolist()])
+    done = subprocess.run([python, "-c", ORACLE, question], capture_output=True, text=True, timeout=600, check=True)
+    energy, forces = json.loads(done.stdout.splitlines()[-1])
+    molecule = torch.zeros(8, dtype=torch.long)
+    ours = model.double().energy_and_forces(torch.tensor(z), x, molecule, find_pairs(x, molecule, model.cutoff), 1)
+    assert float(ours[0].detach()) == pytest.approx(energy, abs=1e-9)
+    np.testing.assert_allclose(ours[1].detach(), forces, atol=1e-9)

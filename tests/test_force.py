@@ -17,6 +17,8 @@ from conftest import ACEFF, ACEFF2, CASES, KJ_PER_EV, VARIANTS, Case
 from openmm import unit
 from openmm.app import Element, Topology
 
+pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
+
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch

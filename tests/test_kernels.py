@@ -189,10 +189,30 @@ def test_registration(name):
     torch.library.opcheck(operator, case.arguments(name), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["single", "double"])
+@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "triclinic"])
+@pytest.mark.parametrize("several", [False, True], ids=["one molecule", "three molecules"])
+def test_near_pairs(dtype, periodic, several):
+    x = torch.rand(70, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype) * 3 - 1
+    box = torch.tensor([[1.4, 0, 0], [0.5, 1.3, 0], [-0.6, 0.4, 1.2]], dtype=dtype)[: 3 if periodic else 0]
+    molecules = torch.arange(70) % 3 if several else torch.zeros(70, dtype=torch.long)
+    for capacity in (5, 2000):
+        found = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, capacity)
+        expected = definitions.near_pairs(x, box, molecules, 0.5, capacity)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and int(found[2]) > 5
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    x[4] = torch.nan
+    assert int(torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, 2000)[2]) > int(found[2])
+
+
 def test_every_operator_has_a_kernel_and_a_definition():
     from openmm_tensornet.kernels import cpu
 
-    names = [n for n in dir(torch.ops.openmm_tensornet) if not n.startswith("_") and n != "name"]
+    names = [
+        n
+        for n in dir(torch.ops.openmm_tensornet)
+        if not n.startswith("_") and n not in ("name", "nnpops_pairs", "near_pairs")
+    ]
     assert set(MOVING) <= set(names) <= {*MOVING, *(f"{n}_backward" for n in MOVING)}
     assert all(hasattr(cpu, n) for n in names)
     assert operators.available()

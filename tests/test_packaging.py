@@ -21,6 +21,7 @@ MAKE_TARGETS = {
     "demo",
     "test",
     "test-slow",
+    "test-matrix",
     "lint",
     "format",
     "bench",

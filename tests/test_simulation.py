@@ -147,13 +147,13 @@ def test_example_structure_is_alanine_dipeptide(alanine, shared_dir):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_energy_and_forces_are_those_of_the_force(alanine, model, platform):
-    from openmm_tensornet.force import TensorNetForce
+    from openmm_tensornet.system import force_class
 
     system = create_system(alanine.topology, model)
     bare = openmm.System()
     for _ in range(22):
         bare.addParticle(1)
-    bare.addForce(TensorNetForce(model, alanine.topology))
+    bare.addForce(force_class()(model, alanine.topology))
     energies, forces = [], []
     for s in (system, bare):
         context = openmm.Context(s, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName(platform))
@@ -275,8 +275,8 @@ def test_barostat_scales_molecules_as_a_whole(water, tear):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What TensorNetForce is called with; in its place stands a force that does nothing."""
-    from openmm_tensornet import force
+    """What the force's class is called with; in its place stands a force that does nothing."""
+    from openmm_tensornet import system
 
     calls = {}
 
@@ -289,7 +289,7 @@ def seen(monkeypatch):
             nothing.setNonbondedMethod(nothing.CutoffPeriodic)
         return nothing
 
-    monkeypatch.setattr(force, "TensorNetForce", record)
+    monkeypatch.setattr(system, "force_class", lambda backend: record)
     return calls
 
 
@@ -887,3 +887,25 @@ def test_nan_in_the_equilibration(alanine, tmp_path, platform):
     with pytest.raises(SimulationError, match=r"equilibration, step \d+: .*NaN"):
         run(alanine, tmp_path, platform, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_nan_of_the_network_names_its_cause(water, tmp_path, platform):
+    """A barostat shrinks the box below twice the cutoff, and atoms on top of each other are named."""
+    system, positions = water
+    system = copy.deepcopy(system)
+    barostat = openmm.MonteCarloBarostat(1e7, 300, 1)
+    barostat.setRandomNumberSeed(1)
+    system.addForce(barostat)
+    topology = water_topology(8, np.eye(3) * 1.24)
+    options = dict(RUN, minimize=False, equilibration_time=0, time=1, timestep=0.01, platform=platform)
+    with pytest.raises(
+        SimulationError, match=r"NaN.*; box_vectors: expected a width of at least twice the cutoff, 0\.9 nm"
+    ):
+        simulate(topology, system, positions, output=tmp_path / "a", **options)
+    overlapping = positions.copy()
+    overlapping[1] = overlapping[0] + [0.01, 0, 0]
+    with pytest.raises(
+        SimulationError, match=r"step 0: .*; positions: particle 0 .* and particle 1 .* received 0\.0100 nm"
+    ):
+        simulate(topology, system, overlapping, output=tmp_path / "b", **options)

@@ -136,9 +136,17 @@ def test_fit_resumes_and_learns(labels):
         torch.testing.assert_close(a, b)
     for error in ("energy_mae_kcal", "force_mae_kcal"):
         assert again.log[-1][error] < again.log[0][error]
+    assert (labels / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert len((labels / "log.csv").read_text().splitlines()) == 3
     written = load_model(labels / "model.ckpt")
     assert float(written.mean) == -900.0
     assert all(torch.equal(v, again.average.state_dict()[k]) for k, v in written.state_dict().items())
+
+
+def test_fit_starts_from_a_model(labels):
+    started = fit.Fit(labels, 1, -900.0, report.NAME)
+    assert report.weights_hash(started.average) == report.weights_hash(load_model(report.NAME))
+    assert started.step == 0
 
 
 def test_strained_frames_are_left_out(labels):
@@ -205,6 +213,9 @@ def test_free_energies_of_a_known_shift(monkeypatch):
     w = np.exp(-2 / kt)
     assert found["effective_sample_size"] == pytest.approx((600 + 200 * w) ** 2 / (600 + 200 * w**2) / 800)
     assert c5["change_error"] == pytest.approx(0, abs=1e-9)
+    run = {"basins": {name: {"share": 0.25, "error": 0.01} for name in found["basins"]}}
+    maps = physics.plot_free_energies(data, found, run).axes
+    assert [panel.get_title() for panel in maps[:2]] == ["model", "reweighted to GFN2-xTB"]
 
 
 def test_free_energies_take_the_bias_out(monkeypatch):
@@ -217,6 +228,30 @@ def test_free_energies_take_the_bias_out(monkeypatch):
     found = physics.free_energies(data, 1)
     assert found["basins"]["C7ax"]["model"] == pytest.approx(3.0)
     assert found["effective_sample_size"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_sampling_goes_on_where_it_was(tmp_path, monkeypatch):
+    """A short run of it all with the model of the package: energies of the frames are those of the potentials."""
+    for name, value in {"WALKERS": 2, "FRAMES": 3, "STEPS": 5, "METADYNAMICS_STEPS": 1000}.items():
+        monkeypatch.setattr(physics, name, value)
+    data = physics.sample(report.CHECKPOINT, tmp_path, 1)
+    assert data["positions"].shape == (6, 22, 3) and data["walker"].tolist() == [0, 0, 0, 1, 1, 1]
+    model = physics.reference_potential(report.CHECKPOINT)
+    teacher = gfn2.GFN2(sampling.Z)
+    for x, by_model, by_teacher in zip(data["positions"], data["model"], data["gfn2"], strict=True):
+        assert by_model == pytest.approx(model(x)[0] * 96.48533212331, abs=0.05)
+        assert by_teacher == pytest.approx(teacher(x)[0] * 96.48533212331, abs=0.01)
+    table = physics.find_bias(report.CHECKPOINT, tmp_path, 1)
+    assert table.shape == (61, 61) and table.min() >= -1e-9 - 30 and table.max() <= 1e-9 and np.ptp(table) > 0
+    angles = np.radians(physics.phi_psi(data["positions"]))
+    grid = (angles + np.pi) / (2 * np.pi) * 60
+    for (phi, psi), bias in zip(grid, data["bias"], strict=True):
+        around = table[int(psi) : int(psi) + 2, int(phi) : int(phi) + 2]  # psi is the slow index
+        assert around.min() - 0.3 <= bias <= around.max() + 0.3
+    (tmp_path / "walker-1.npz").unlink()
+    again = physics.sample(report.CHECKPOINT, tmp_path, 1)
+    np.testing.assert_array_equal(again["positions"][:3], data["positions"][:3])
 
 
 # ------------------------------------------------------------------------------------------ the card

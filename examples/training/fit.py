@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from openmm_tensornet.checkpoint import save_model
+from openmm_tensornet.checkpoint import load_model, save_model
 from openmm_tensornet.files import replace_file
 from openmm_tensornet.model import TensorNet, TensorNetConfig
 
@@ -89,11 +90,15 @@ class Fit:
     seed : int
     mean : float
         eV.
+    start : path or str, optional
+        A model whose weights it begins with, where `folder` holds no state yet; random ones by default.
     """
 
-    def __init__(self, folder: Path, seed: int, mean: float):
+    def __init__(self, folder: Path, seed: int, mean: float, start: str | None = None):
         self.folder, self.seed = folder, seed
         self.model = new_model(seed, mean)
+        if start is not None:
+            self.model.load_state_dict(load_model(start).state_dict())
         self.average = copy.deepcopy(self.model)
         self.batch = MoleculeBatch(self.model, torch.tensor(Z)).train()
         self.average_batch = MoleculeBatch(self.average, torch.tensor(Z)).eval()
@@ -113,7 +118,7 @@ class Fit:
         return self.folder / "state.pt"
 
     def save(self) -> None:
-        """Write the state, the log and the checkpoint of the averaged weights."""
+        """Write the state, the log and its picture, and the checkpoint of the averaged weights."""
         state = {
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
@@ -130,6 +135,9 @@ class Fit:
         writer.writeheader()
         writer.writerows(self.log)
         replace_file(self.folder / "log.csv", text.getvalue().encode())
+        buffer = io.BytesIO()
+        plot_learning(self.log).savefig(buffer, format="png", dpi=120)
+        replace_file(self.folder / "learning.png", buffer.getvalue())
         save_model(self.average, self.folder / "model.ckpt")
 
     def run(self, until: int, total: int, training: Frames, validation: Frames, batch_size: int) -> None:
@@ -185,6 +193,22 @@ class Fit:
             for average, own in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 average.lerp_(own, 1 - keep)
         return float(loss.detach())
+
+
+def plot_learning(log: list[dict]) -> Figure:
+    """Errors on the validation frames over the updates."""
+    figure = Figure((6, 4), layout="constrained")
+    panel = figure.subplots()
+    steps = [row["step"] for row in log]
+    for name, label in (
+        ("force_mae_kcal", "force MAE (kcal/mol/Å)"),
+        ("energy_mae_kcal", "energy MAE (kcal/mol)"),
+    ):
+        panel.semilogy(steps, [row[name] for row in log], marker=".", label=label)
+    panel.set(xlabel="updates", ylabel="validation error")
+    panel.grid(which="both", alpha=0.3)
+    panel.legend()
+    return figure
 
 
 def schedule(progress: float) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import openmm
 import torch
+from matplotlib.figure import Figure
 from openmm import unit
 from openmm.app import BiasVariable, Metadynamics, Simulation
 from scipy.optimize import minimize
@@ -139,16 +140,15 @@ def find_bias(model_file: Path, folder: Path, seed: int) -> np.ndarray:
     path = folder / "bias.npz"
     if not path.exists():
         system = heavy_hydrogens(create_system(PDB.topology, model_file, positions=PDB.positions))
-        bias = Metadynamics(system, _bias_variables(), TEMPERATURE, 8.0, 1.2, 250)
+        bias = Metadynamics(system, _bias_variables(), TEMPERATURE, 8.0, 1.0, 100)
         integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, 2, 0.002)
         integrator.setRandomNumberSeed(seed)
         cpu = openmm.Platform.getPlatformByName("CPU")
         simulation = Simulation(PDB.topology, system, integrator, cpu, {"Threads": "1"})
         simulation.context.setPositions(START / 10)
-        simulation.minimizeEnergy(maxIterations=100)
         simulation.context.setVelocitiesToTemperature(TEMPERATURE, seed)
-        for _ in tqdm(range(METADYNAMICS_STEPS // 1000), desc="metadynamics", unit="2 ps"):
-            bias.step(simulation, 1000)
+        for _ in tqdm(range(METADYNAMICS_STEPS // 500), desc="metadynamics", unit="ps"):
+            bias.step(simulation, 500)
         # Half of it is enough to cross the barriers, and leaves the minima their share of the frames.
         free_energy = bias.getFreeEnergy().value_in_unit(unit.kilojoule_per_mole)
         write_arrays(path, bias=-0.5 * np.minimum(free_energy - free_energy.min(), 60.0))
@@ -199,11 +199,19 @@ def _walk(system: openmm.System, teacher: GFN2, start: tuple[float, float], seed
     return {name: np.array(values) for name, values in rows.items()}
 
 
+def frame_weights(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the frames of :func:`sample` that take the bias out, and that turn the model into GFN2-xTB."""
+    unbias = np.exp(BETA * (data["bias"] - data["bias"].max()))
+    difference = data["gfn2"] - data["model"]
+    # The constant part decides nothing; taken out, nothing overflows.
+    return unbias, np.exp(-BETA * (difference - np.average(difference, weights=unbias)))
+
+
 def basin_free_energies(angles: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Free energy (kJ/mol) of each of BASINS against the first, from weighted frames."""
     basins = compute_basins(angles)
     shares = np.array([weights[basins == k].sum() for k in range(len(BASINS))])
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a basin without frames
         return -np.log(shares / shares[0]) / BETA
 
 
@@ -216,10 +224,7 @@ def free_energies(data: dict[str, np.ndarray], seed: int) -> dict:
         From :func:`sample`.
     """
     angles = phi_psi(data["positions"])
-    unbias = np.exp(BETA * (data["bias"] - data["bias"].max()))
-    difference = data["gfn2"] - data["model"]
-    # The differences that weigh little decide nothing: their mean is taken out for the sake of the exponential.
-    teach = np.exp(-BETA * (difference - np.average(difference, weights=unbias)))
+    unbias, teach = frame_weights(data)
 
     def both(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return (
@@ -236,7 +241,13 @@ def free_energies(data: dict[str, np.ndarray], seed: int) -> dict:
     resampled = [
         both(np.concatenate([members[w] for w in rng.integers(0, len(members), len(members))])) for _ in range(200)
     ]
-    changes = [there - here for here, there in resampled]
+    with np.errstate(invalid="ignore"):
+        changes = [there - here for here, there in resampled]
+
+    def spread(values: list[np.ndarray], k: int) -> float:
+        column = np.array([value[k] for value in values])
+        return float(np.std(column[np.isfinite(column)]))
+
     return {
         "frames": len(angles),
         # Of the weights exp(−β(U_GFN2 − U_model)) alone, and beside what the bias costs.
@@ -247,12 +258,48 @@ def free_energies(data: dict[str, np.ndarray], seed: int) -> dict:
                 "model": float(model[k]),
                 "gfn2": float(gfn2[k]),
                 "change": float(gfn2[k] - model[k]),
-                "model_error": float(np.std([here[k] for here, _ in resampled])),
-                "change_error": float(np.std([change[k] for change in changes])),
+                "gfn2_error": spread([there for _, there in resampled], k),
+                "model_error": spread([here for here, _ in resampled], k),
+                "change_error": spread(changes, k),
             }
             for k, name in enumerate(BASINS)
         },
     }
+
+
+def plot_free_energies(data: dict[str, np.ndarray], found: dict, run: dict | None) -> Figure:
+    """The surface of phi and psi by the model and by GFN2-xTB, and the basins with error bars (kJ/mol).
+
+    Parameters
+    ----------
+    data, found : dict
+        From :func:`sample` and :func:`free_energies`.
+    run : dict, optional
+        From :func:`teacher_run`.
+    """
+    figure = Figure((16, 4.5), layout="constrained")
+    *maps, bars = figure.subplots(1, 3)
+    unbias, teach = frame_weights(data)
+    angles, edges = phi_psi(data["positions"]), np.linspace(-180, 180, 31)
+    for panel, weights, title in zip(maps, (unbias, unbias * teach), ("model", "reweighted to GFN2-xTB"), strict=True):
+        density = np.histogram2d(*angles.T, bins=(edges, edges), weights=weights)[0].T
+        with np.errstate(divide="ignore"):
+            surface = -np.log(density / density.max()) / BETA
+        image = panel.pcolormesh(edges, edges, np.where(np.isfinite(surface), surface, np.nan), vmax=40)
+        panel.set(xlabel="phi (degrees)", ylabel="psi (degrees)", title=title, aspect="equal")
+        figure.colorbar(image, ax=panel, label="free energy (kJ/mol)")
+    names = list(found["basins"])
+    for shift, which, error in ((-0.2, "model", "model_error"), (0.0, "gfn2", "gfn2_error")):
+        values = [[found["basins"][name][key] for name in names] for key in (which, error)]
+        bars.errorbar(np.arange(len(names)) + shift, values[0], values[1], fmt="o", capsize=4, label=which)
+    if run is not None:
+        shares = np.array([[run["basins"][name][key] for name in names] for key in ("share", "error")])
+        seen = shares[0] > 0
+        values, errors = -np.log(shares[0, seen] / shares[0, 0]) / BETA, shares[1, seen] / shares[0, seen] / BETA
+        bars.errorbar(np.flatnonzero(seen) + 0.2, values, errors, fmt="s", capsize=4, label="run of GFN2-xTB")
+    bars.set(xticks=range(len(names)), xticklabels=names, ylabel="free energy against C7eq (kJ/mol)")
+    bars.legend()
+    return figure
 
 
 def teacher_run(folder: Path, seed: int) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,11 @@ class Results:
 # -------------------------------------------------------------------------------------------- checks
 
 
+def _own_folder(folder: Path, model_file: Path) -> Path:
+    """Where the runs of one model are kept: none is taken for another's."""
+    return folder / "checks" / weights_hash(load_model(model_file))
+
+
 def check_heldout(model_file: Path, folder: Path, seed: int) -> dict:
     """Errors on the frames of GFN2-xTB's own trajectories, as far as these have come; kcal/mol and kcal/mol/Å."""
     model = load_model(model_file)
@@ -81,15 +87,22 @@ def check_heldout(model_file: Path, folder: Path, seed: int) -> dict:
 
 
 def check_free_energies(model_file: Path, folder: Path, seed: int) -> dict:
-    """Free energies of the basins by the model, and reweighted to GFN2-xTB."""
-    return physics.free_energies(physics.sample(model_file, folder / "free-energy", seed), seed)
+    """Free energies of the basins by the model, and reweighted to GFN2-xTB; draws them, with GFN2-xTB's own run where it is done."""
+    own = _own_folder(folder, model_file)
+    data = physics.sample(model_file, own, seed)
+    found = physics.free_energies(data, seed)
+    run = Results(folder / "results.json", load_model(model_file)).read().get("gfn2-run")
+    buffer = io.BytesIO()
+    physics.plot_free_energies(data, found, run).savefig(buffer, format="png", dpi=120)
+    replace_file(own / "free-energies.png", buffer.getvalue())
+    return found
 
 
 def check_long_runs(model_file: Path, folder: Path, seed: int) -> dict:
     """1 ns at 300 K and 200 ps at 500 K, 0.5 fs: time survived (ps) without a broken bond."""
     found = {}
     for temperature, time in LONG_RUNS.items():
-        output = folder / f"md-{temperature}K"
+        output = _own_folder(folder, model_file) / f"md-{temperature}K"
         system = create_system(PDB.topology, model_file, positions=PDB.positions)
         simulate(
             PDB.topology,

@@ -44,13 +44,13 @@ def first_labels(folder: Path, seed: int) -> None:
     write("3-teacher", lambda: sampling.teacher(rng(3), grid))
 
 
-def train(folder: Path, seed: int, steps: int, batch_size: int) -> Fit:
+def train(folder: Path, seed: int, steps: int, batch_size: int, start: str | None = None) -> Fit:
     """Label, fit and extend, in turn, up to `steps` steps; continues what `folder` holds."""
     labels = folder / "labels"
     first_labels(labels, seed)
     # Whole eV: exact in any precision, and the same whatever is added later.
     mean = float(np.round(np.mean(read_arrays(labels / "0-grid.npz")["energies"])))
-    fit = Fit(folder, seed, mean)
+    fit = Fit(folder, seed, mean, start)
     for number, share in enumerate((*ROUNDS, 1.0), start=1):
         training, validation = load_frames(labels, seed, mean, number)
         fit.run(round(share * steps), steps, training, validation, batch_size)
@@ -64,8 +64,8 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
     """Run the model at 300 to 600 K, from labelled frames, and label what it visits.
 
     A label costs no more than a few steps of the model, so where the model is wrong is measured and not estimated: all
-    frames are labelled, and the worst half of :data:`KEPT` is joined by as many at random. A trajectory ends where
-    its frames are strange: their label has no self-consistent field or a force beyond reason.
+    frames are labelled, and the worst half of :data:`KEPT` is joined by as many at random. A trajectory that falls apart ends
+    there.
     """
     known = [read_arrays(path) for path in sorted(labels.glob("*.npz"))]
     starts = np.concatenate([data["positions"][np.abs(data["forces"]).max((1, 2)) < CALM] for data in known])

@@ -22,6 +22,34 @@ _HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
 
 
 @_kernel
+def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, found):
+    periodic = box.shape[0] == 3
+    count = 0
+    for i in range(positions.shape[0] - 1):
+        for j in range(i + 1, positions.shape[0]):
+            if molecules[i] != molecules[j]:
+                continue
+            x = positions[i, 0] - positions[j, 0]
+            y = positions[i, 1] - positions[j, 1]
+            z = positions[i, 2] - positions[j, 2]
+            if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
+                turns = np.rint(z / box[2, 2])
+                x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
+                turns = np.rint(y / box[1, 1])
+                x, y = x - turns * box[1, 0], y - turns * box[1, 1]
+                x = x - np.rint(x / box[0, 0]) * box[0, 0]
+            if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN is near
+                if count < capacity:
+                    pairs[0, count], pairs[1, count] = i, j
+                    vectors[count, 0], vectors[count, 1], vectors[count, 2] = x, y, z
+                count += 1
+    for p in range(count, capacity):
+        pairs[0, p] = pairs[1, p] = 0
+        vectors[p, 0], vectors[p, 1], vectors[p, 2] = 2 * cutoff, 0, 0
+    found[0] = count
+
+
+@_kernel
 def direction(r, distance, unit):
     for p in range(r.shape[0]):
         x, y, z = r[p, 0], r[p, 1], r[p, 2]
@@ -74,20 +102,37 @@ def _geometry(unit, p, g):
 
 
 @_kernel
-def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, x):
+def _atoms_first(x):
+    """(9, A, F) to (A, 9, F), in which what a pair needs of an atom lies together."""
+    y = np.empty((x.shape[1], 9, x.shape[2]), x.dtype)
+    for k in range(9):
+        for a in range(x.shape[1]):
+            for f in range(x.shape[2]):
+                y[a, k, f] = x[k, a, f]
+    return y
+
+
+@_kernel
+def _components_first(y, x):
+    """The way back."""
+    for k in range(9):
+        for a in range(x.shape[1]):
+            for f in range(x.shape[2]):
+                x[k, a, f] = y[a, k, f]
+
+
+@_kernel
+def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, result):
     atoms, channels = own.shape
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    values = np.empty(3 * channels, x.dtype)
-    z_i, z_j = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
-    g = np.empty(8, x.dtype)
+    values = np.empty(3 * channels, own.dtype)
+    z_i, z_j = np.empty(channels, own.dtype), np.empty(channels, own.dtype)
+    g = np.empty(8, own.dtype)
+    x = np.zeros((atoms, 9, channels), own.dtype)
     for a in range(atoms):
         for f in range(channels):
-            x[0, a, f] = own[a, f]
-    for k in range(1, 9):
-        for a in range(atoms):
-            for f in range(channels):
-                x[k, a, f] = 0
+            x[a, 0, f] = own[a, f]
     for p in range(len(distance)):
         if distance[p] >= upper:
             continue
@@ -100,24 +145,26 @@ def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, x):
         for f in range(channels):
             z_j[f] = receiver[j, f] + sender[i, f]
         for f in range(channels):
-            x[0, i, f] += values[f] * z_i[f]
+            x[i, 0, f] += values[f] * z_i[f]
         for f in range(channels):
-            x[0, j, f] += values[f] * z_j[f]
+            x[j, 0, f] += values[f] * z_j[f]
         for k in range(8):
             first = channels if k < 3 else 2 * channels
             forth = g[k]
             back = -forth if k < 3 else forth
             for f in range(channels):
-                x[k + 1, i, f] += forth * values[first + f] * z_i[f]
+                x[i, k + 1, f] += forth * values[first + f] * z_i[f]
             for f in range(channels):
-                x[k + 1, j, f] += back * values[first + f] * z_j[f]
+                x[j, k + 1, f] += back * values[first + f] * z_j[f]
+    _components_first(x, result)
 
 
 @_kernel
-def embed_backward(g_x, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit):
+def embed_backward(g_result, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit):
     channels = receiver.shape[1]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
+    g_x = _atoms_first(g_result)
     values, slopes = np.empty(3 * channels, g_x.dtype), np.empty(3 * channels, g_x.dtype)
     z_i, z_j = np.empty(channels, g_x.dtype), np.empty(channels, g_x.dtype)
     g, g_g = np.empty(8, g_x.dtype), np.empty(8, g_x.dtype)
@@ -138,13 +185,13 @@ def embed_backward(g_x, distance, unit, pairs, receiver, sender, table, lower, s
             z_j[f] = receiver[j, f] + sender[i, f]
         along = zero
         for f in range(channels):
-            along += slopes[f] * (z_i[f] * g_x[0, i, f] + z_j[f] * g_x[0, j, f])
+            along += slopes[f] * (z_i[f] * g_x[i, 0, f] + z_j[f] * g_x[j, 0, f])
         for k in range(8):
             first = channels if k < 3 else 2 * channels
             sign = g_x.dtype.type(-1 if k < 3 else 1)
             by_value, by_slope = zero, zero
             for f in range(channels):
-                both = z_i[f] * g_x[k + 1, i, f] + sign * z_j[f] * g_x[k + 1, j, f]
+                both = z_i[f] * g_x[i, k + 1, f] + sign * z_j[f] * g_x[j, k + 1, f]
                 by_value += values[first + f] * both
                 by_slope += slopes[first + f] * both
             g_g[k] = by_value
@@ -157,15 +204,17 @@ def embed_backward(g_x, distance, unit, pairs, receiver, sender, table, lower, s
 
 
 @_kernel
-def message(distance, pairs, own, table, lower, step, y, m):
-    atoms, channels = y.shape[1:]
+def message(distance, pairs, own, table, lower, step, values_of_atoms, result):
+    atoms, channels = values_of_atoms.shape[1:]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
+    y = _atoms_first(values_of_atoms)
+    m = np.empty((atoms, 9, channels), y.dtype)
     values = np.empty(3 * channels, y.dtype)
-    for k in range(9):
-        for a in range(atoms):
+    for a in range(atoms):
+        for k in range(9):
             for f in range(channels):
-                m[k, a, f] = own[k, f] * y[k, a, f]
+                m[a, k, f] = own[k, f] * y[a, k, f]
     for p in range(len(distance)):
         if distance[p] >= upper:
             continue
@@ -175,21 +224,24 @@ def message(distance, pairs, own, table, lower, step, y, m):
         for k in range(9):
             first = 0 if k == 0 else channels if k < 4 else 2 * channels
             for f in range(channels):
-                m[k, i, f] += values[first + f] * y[k, j, f]
+                m[i, k, f] += values[first + f] * y[j, k, f]
             for f in range(channels):
-                m[k, j, f] += values[first + f] * y[k, i, f]
+                m[j, k, f] += values[first + f] * y[i, k, f]
+    _components_first(m, result)
 
 
 @_kernel
-def message_backward(g_m, distance, pairs, own, table, lower, step, y, g_distance, g_y):
-    atoms, channels = y.shape[1:]
+def message_backward(g_result, distance, pairs, own, table, lower, step, values_of_atoms, g_distance, g_values):
+    atoms, channels = values_of_atoms.shape[1:]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
+    y, g_m = _atoms_first(values_of_atoms), _atoms_first(g_result)
+    g_y = np.empty((atoms, 9, channels), y.dtype)
     values, slopes = np.empty(3 * channels, y.dtype), np.empty(3 * channels, y.dtype)
-    for k in range(9):
-        for a in range(atoms):
+    for a in range(atoms):
+        for k in range(9):
             for f in range(channels):
-                g_y[k, a, f] = own[k, f] * g_m[k, a, f]
+                g_y[a, k, f] = own[k, f] * g_m[a, k, f]
     for p in range(len(distance)):
         if distance[p] >= upper:
             g_distance[p] = 0
@@ -202,12 +254,13 @@ def message_backward(g_m, distance, pairs, own, table, lower, step, y, g_distanc
         for k in range(9):
             first = 0 if k == 0 else channels if k < 4 else 2 * channels
             for f in range(channels):
-                along += slopes[first + f] * (g_m[k, i, f] * y[k, j, f] + g_m[k, j, f] * y[k, i, f])
+                along += slopes[first + f] * (g_m[i, k, f] * y[j, k, f] + g_m[j, k, f] * y[i, k, f])
             for f in range(channels):
-                g_y[k, i, f] += values[first + f] * g_m[k, j, f]
+                g_y[i, k, f] += values[first + f] * g_m[j, k, f]
             for f in range(channels):
-                g_y[k, j, f] += values[first + f] * g_m[k, i, f]
+                g_y[j, k, f] += values[first + f] * g_m[i, k, f]
         g_distance[p] = along
+    _components_first(g_y, g_values)
 
 
 @_kernel

@@ -9,8 +9,29 @@ import torch
 from torch import Tensor
 
 from .. import tensors
+from ..neighbors import all_pairs, minimum_image
 
 EPSILON = 1e-5  # of LayerNorm
+
+
+def near_pairs(
+    positions: Tensor, box: Tensor, molecules: Tensor, cutoff: float, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs i<j of one molecule closer than the cutoff, in order, (2, capacity); their vectors; how many there are, (1,).
+
+    Unused places name atom 0 twice, at twice the cutoff. `box` has shape (3, 3), or (0, 3) where there is none.
+    """
+    pairs = all_pairs(molecules)
+    pairs = pairs[:, (pairs[0] * len(positions) + pairs[1]).argsort()]
+    vector = positions[pairs[0]] - positions[pairs[1]]
+    if len(box):
+        vector = minimum_image(vector, box)
+    near = ~((vector * vector).sum(1) >= cutoff**2)
+    found = near.sum()
+    pairs, vector = pairs[:, near][:, :capacity], vector[near][:capacity]
+    room = capacity - pairs.shape[1]
+    far = torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=vector.dtype).expand(room, 3)
+    return torch.nn.functional.pad(pairs, (0, room)), torch.cat((vector, far)), found.view(1)
 
 
 def direction(r: Tensor) -> tuple[Tensor, Tensor]:

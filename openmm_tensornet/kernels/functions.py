@@ -181,6 +181,21 @@ class FusedOperators(Module):
         return _PartFeatures.apply(x, self.scalar, weight, bias)
 
 
+class FusedPairs(Module):
+    """The pairs closer than the cutoff, each compared with every other; like :class:`~openmm_tensornet.neighbors.SelectedPairs`."""
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
+        self.register_buffer("molecules", molecules)
+        self.register_buffer("no_box", torch.zeros(0, 3, dtype=torch.float64))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        lattice = box if self.periodic else self.no_box
+        pairs, vectors, found = _OPS.near_pairs(positions, lattice, self.molecules, self.cutoff, self.capacity)
+        return pairs, vectors, (found > self.capacity).any()
+
+
 class FusedSums(Module):
     """Sums over a list of pairs i<j, like :class:`~openmm_tensornet.blocks.PairSums`; functions are evaluated inside.
 

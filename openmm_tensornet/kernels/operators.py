@@ -66,6 +66,14 @@ def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *args: tuple(torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in places)
 
 
+_operator(
+    "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor, Tensor)",
+    lambda positions, box, molecules, cutoff, capacity: (
+        molecules.new_empty((2, capacity)),
+        positions.new_empty((capacity, 3)),
+        molecules.new_empty(1),
+    ),
+)
 _PAIR = "Tensor distance, Tensor unit, Tensor pairs, Tensor receiver, Tensor sender"
 _TABLE = "Tensor table, float lower, float step"
 _TERMS = "Tensor factor, Tensor terms, Tensor weights"

@@ -1,0 +1,68 @@
+"""64 independent trajectories of alanine dipeptide in one System, at 300 K, by a TensorNet potential.
+
+    python replicas.py MODEL [PS [REPLICAS]]
+
+MODEL is a TorchMD-Net checkpoint such as aceff-1.1.ckpt. The replicas do not see one another. Runs PS picoseconds (1 by
+default) of each and writes replicas.dcd, whose frames hold the atoms of all replicas, one after the other.
+"""
+
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from openmm import LangevinMiddleIntegrator
+from openmm.app import DCDReporter, PDBFile, Simulation, Topology
+from openmm.unit import Quantity, femtoseconds, kelvin, kilojoule_per_mole, nanometer, picosecond
+
+from openmm_tensornet import create_system
+from openmm_tensornet.system import tensornet_forces
+
+
+def copies(pdb: PDBFile, count: int) -> tuple[Topology, Quantity, np.ndarray]:
+    """Topology and positions of `count` copies in one place, and the replica of each atom."""
+    topology = Topology()
+    for _ in range(count):
+        atoms = {}
+        for chain in pdb.topology.chains():
+            new_chain = topology.addChain()
+            for residue in chain.residues():
+                new_residue = topology.addResidue(residue.name, new_chain)
+                for atom in residue.atoms():
+                    atoms[atom] = topology.addAtom(atom.name, atom.element, new_residue)
+        for first, second in pdb.topology.bonds():
+            topology.addBond(atoms[first], atoms[second])
+    positions = np.tile(pdb.getPositions(asNumpy=True).value_in_unit(nanometer), (count, 1)) * nanometer
+    return topology, positions, np.repeat(np.arange(count), pdb.topology.getNumAtoms())
+
+
+def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
+    """Potential energy of each replica in the end, kJ/mol."""
+    pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
+    topology, positions, molecules = copies(pdb, count)
+    # A CMMotionRemover would take the mean motion of all replicas out of each.
+    system = create_system(topology, model, molecules=molecules, remove_cm_motion=False)
+    simulation = Simulation(
+        topology, system, LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
+    )
+    simulation.context.setPositions(positions)
+    simulation.minimizeEnergy(maxIterations=100)
+    simulation.context.setVelocitiesToTemperature(300 * kelvin)
+    simulation.step(20)
+
+    steps = max(1, round(length * 2000))
+    simulation.reporters.append(DCDReporter("replicas.dcd", 200))
+    start = perf_counter()
+    simulation.step(steps)
+    ns_per_day = steps * 0.5e-6 / (perf_counter() - start) * 86400
+    (force,) = tensornet_forces(system)
+    energies = force.molecule_energies(simulation.context).value_in_unit(kilojoule_per_mole)
+    print(f"{count} replicas: {count * ns_per_day:.3g} ns/day in all, {ns_per_day:.3g} each")
+    print(f"potential energy: {energies.min():.2f} to {energies.max():.2f} kJ/mol, mean {energies.mean():.2f}")
+    return energies
+
+
+if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
+    main(sys.argv[1], *map(float, sys.argv[2:3]), *map(int, sys.argv[3:]))
