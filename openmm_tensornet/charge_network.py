@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import tensors
 from .blocks import DenseBlocks, PairSums, _Expand, _scale_parts, _sum_parts, part_scales
 from .charges import SMALLEST_SHARE, TensorNet2
 from .coulomb import coulomb_interaction
@@ -161,8 +162,7 @@ class ChargePairSums(PairSums):
         self.pair_functions: Any = nn.ModuleList(_PairFunction(layer, receiver.dtype) for layer in model.layers)
         for k, own in enumerate(self_functions[1:]):
             self.register_buffer(f"own_{k}", own)
-        part = torch.arange(3).repeat_interleave(torch.tensor([1, 3, 5]))
-        self.register_buffer("part", part)
+        self.register_buffer("part", torch.arange(3).repeat_interleave(torch.tensor(tensors.PART_SIZES)))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         x, _ = (super().forward if self.embedding is None else self.embedding)(distance, unit, pairs)

@@ -287,7 +287,8 @@ class StaticProgram(Module):
                 if dense:  # the same pairs
                     self.register_buffer("slots", slots)
                 else:
-                    self.lists.append(coulomb_room.pairs(molecules, periodic, self.cutoff))
+                    long_range = coulomb_cutoff_of(model) or self.cutoff  # without one, all pairs
+                    self.lists.append(coulomb_room.pairs(molecules, periodic, long_range))
         else:
             self.network = StaticNetwork(model, sums, operators, dtype)
 
@@ -406,7 +407,9 @@ def _rooms(
         grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
         return Room(capacity, grid)
 
-    coulomb = room(model.cutoff) if isinstance(model, TensorNet2) and model.config.coulomb else None
+    coulomb: Room | None = None
+    if isinstance(model, TensorNet2) and model.config.coulomb:
+        coulomb = room(model.config.coulomb_cutoff or math.inf)
     return room(model.network_cutoff, max_pairs), coulomb
 
 
