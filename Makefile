@@ -4,7 +4,8 @@
 PYTHON ?= python3
 EXTRAS ?= cpu,md,test
 MODEL ?=
-DEMO_TIME ?= 5 ps
+DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
+DEMO_TIME ?= 10 ps
 PYTEST_ARGS ?=
 
 comma := ,
@@ -20,16 +21,17 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-matrix lint format bench bench-peers oracle clean check-model
+.PHONY: help install demo test test-slow test-matrix lint format bench bench-peers oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv with EXTRAS (default: cpu,md,test)
 
-demo: check-model $(STAMP)  ## MODEL=file.ckpt: molecular dynamics of alanine dipeptide, DEMO_TIME long (default: 5 ps)
-	$(BIN)/openmm-tensornet simulate --model "$(MODEL)" examples/alanine_dipeptide.pdb \
+demo: $(STAMP)  ## molecular dynamics of alanine dipeptide and pictures of it; MODEL=file.ckpt: another model, DEMO_TIME (10 ps)
+	$(BIN)/openmm-tensornet simulate --model "$(DEMO_MODEL)" examples/alanine_dipeptide.pdb \
 	    --time "$(DEMO_TIME)" --output out/demo --overwrite
+	$(BIN)/openmm-tensornet analyze out/demo --model "$(DEMO_MODEL)"
 
 test: $(STAMP)  ## run the tests, except those that take minutes
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -59,13 +61,13 @@ bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers, all sy
 
 oracle: $(PEERS_STAMP)  ## create .venv-peers with torchmd-net and openmm-ml, whose numbers we match
 
+train: $(STAMP)  ## train the model of the package again, in some hours, in out/train; continues what was stopped
+	$(BIN)/python -m pip install -q -e '.[train]'
+	$(BIN)/python examples/train_alanine_dipeptide.py train
+
 clean:  ## remove what building, testing and the demo leave behind (environments stay)
 	rm -rf build dist *.egg-info out/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
-
-check-model:
-	$(if $(MODEL),,$(error MODEL is not set: say which checkpoint to run, as in make demo MODEL=aceff-1.1.ckpt))
-	@test -f "$(MODEL)" || { echo "MODEL=$(MODEL): no such file" >&2; exit 1; }
 
 .venv/bin/python .venv-peers/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { \

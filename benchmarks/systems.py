@@ -28,6 +28,8 @@ class Case:
     periodic : bool
     description : str
         A few words for the table.
+    model : str, optional
+        A checkpoint beside that of the run, with which this case is timed instead.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Case:
     total_charge: int
     periodic: bool
     description: str
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ CASES = {
             0,
             False,
             "alanine dipeptide",
+        ),
+        Case(
+            "alanine-dipeptide-charges",
+            ROOT / "examples" / "alanine_dipeptide.pdb",
+            22,
+            0,
+            False,
+            "alanine dipeptide, AceFF-2.0",
+            "aceff-2.0.ckpt",
         ),
         Case("testosterone", DATA / "testosterone.xyz", 49, 0, False, "testosterone"),
         Case("chignolin", DATA / "cln025.xyz", 166, -2, False, "chignolin variant CLN025"),

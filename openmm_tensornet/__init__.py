@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 _HOME = {
     "TensorNet": "model",
     "TensorNetConfig": "model",
+    "TensorNet2": "charges",
+    "TensorNet2Config": "charges",
     "load_model": "checkpoint",
     "StaticPotential": "potential",
     "export_torchscript": "export",

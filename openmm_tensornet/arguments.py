@@ -5,6 +5,7 @@ Plain lengths are in nm; a Quantity is converted before anything else.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from typing import Any
@@ -18,7 +19,17 @@ from .export import Exported, check_supported, compile_potential, load_exported
 from .files import is_torchscript
 from .model import TensorNet
 from .neighbors import check_box, minimum_image
-from .potential import DTYPES, MINIMUM_DISTANCE, Atoms, integers
+from .potential import (
+    DTYPES,
+    MINIMUM_DISTANCE,
+    Atoms,
+    choose_coulomb_cutoff,
+    choose_kernels,
+    coulomb_cutoff_of,
+    integers,
+)
+from .registry import find_model
+from .units import positive_in
 
 
 def prepare(
@@ -32,6 +43,9 @@ def prepare(
     periodic: bool | None,
     positions: Any,
     box_vectors: Any,
+    coulomb_cutoff: Any,
+    max_pairs: int | None,
+    kernels: str,
     precision: str,
 ) -> Exported:
     """The module for the arguments of :class:`~openmm_tensornet.force.TensorNetForce`, which says what they are.
@@ -55,17 +69,27 @@ def prepare(
             "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
         )
     own_positions = _own_positions(positions, particles, len(numbers))
+    if coulomb_cutoff is not None:
+        coulomb_cutoff = positive_in("coulomb_cutoff", coulomb_cutoff, unit.nanometer)
 
     exported = _open(model)
     if isinstance(exported, Exported):
         given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
-        _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic, precision)
+        _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic)
+        _check_exported_options(
+            exported.metadata,
+            precision=(precision, "single"),
+            kernels=(kernels, "auto"),
+            max_pairs=(max_pairs, None),
+            coulomb_cutoff_nm=(coulomb_cutoff, None),
+        )
         specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
-        cutoff = exported.metadata["cutoff_nm"]
+        cutoff, long_range = exported.metadata["cutoff_nm"], exported.metadata["coulomb_cutoff_nm"]
     else:
         specification = Atoms.make(numbers, molecules, total_charge)
         check_supported(exported, specification, labels)
-        cutoff = exported.cutoff * exported.units.nm_per_length
+        exported = choose_coulomb_cutoff(exported, periodic, coulomb_cutoff)
+        cutoff, long_range = exported.cutoff * exported.units.nm_per_length, coulomb_cutoff_of(exported)
         if any(specification.charges) and not exported.config.charge:
             warnings.warn(
                 f"total_charge: the model was trained without total charges, received {total_charge!r}; "
@@ -79,6 +103,7 @@ def prepare(
             stacklevel=3,
         )
     if box is not None:
+        _check_coulomb_cutoff(box, long_range)
         check_box(box, cutoff, "box_vectors", " nm")
     if own_positions is not None:
         check_positions(own_positions, specification, labels, box)
@@ -89,6 +114,8 @@ def prepare(
             particles=particles,
             periodic=periodic,
             precision=precision,
+            max_pairs=max_pairs,
+            kernels=choose_kernels(kernels),
             positions=own_positions,
             box=box,
         )
@@ -197,11 +224,8 @@ def _open(model: Any) -> TensorNet | Exported:
     if isinstance(model, TensorNet):
         return model
     if isinstance(model, (str, os.PathLike)):
-        if not os.path.exists(model):
-            raise FileNotFoundError(
-                f"model: expected a checkpoint or an exported file, received {os.fspath(model)!r}, which does not exist"
-            )
-        return load_exported(model) if is_torchscript(model) else load_model(model)
+        path = find_model(model)
+        return load_exported(path) if is_torchscript(path) else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")
@@ -214,7 +238,6 @@ def _check_exported(
     total_charge: Any,
     particles: list[int] | None,
     periodic: bool,
-    precision: str,
 ) -> None:
     """Refuse an exported file that was made for something else."""
     made = metadata["atomic_numbers"]
@@ -237,15 +260,30 @@ def _check_exported(
         )
     if given is not None and list(given.molecules) != metadata["molecules"]:
         raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
-    if precision != "single" and precision != metadata["precision"]:  # "single" is also what one gets by saying nothing
-        raise ValueError(
-            f"precision: expected {metadata['precision']!r} as the file was exported with, received {precision!r}; "
-            "export it again"
-        )
     charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
     if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:
         raise ValueError(
             f"total_charge: expected {metadata['total_charge']} as the file was exported with, received {total_charge!r}; export it again"
+        )
+
+
+def _check_exported_options(metadata: dict, **options: tuple[Any, Any]) -> None:
+    """Refuse options, each given with its default, that an exported file was made without; the default goes with any file."""
+    for name, (value, default) in options.items():
+        if value not in (default, metadata[name]):
+            raise ValueError(
+                f"{name.removesuffix('_nm')}: expected {metadata[name]!r} as the file was exported with, received {value!r}; "
+                "export it again"
+            )
+
+
+def _check_coulomb_cutoff(box: Tensor, cutoff: float | None) -> None:
+    """Refuse a box that is too small for the Coulomb interaction, though not for the network."""
+    fits = float(box.diagonal().min()) / 2
+    if cutoff is not None and cutoff > fits > 0:
+        raise ValueError(
+            f"coulomb_cutoff: expected at most half the smallest width of the box, {fits:.6g} nm, received {cutoff:.6g} nm; pass "
+            f"coulomb_cutoff={math.floor(fits * 1e4) / 1e4:g} (the energy depends on it) or use a larger box"
         )
 
 

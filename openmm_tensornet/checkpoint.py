@@ -12,14 +12,17 @@ import os
 import pickle
 import re
 import zipfile
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .charges import TensorNet2, TensorNet2Config
+from .files import replace_file
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
-from .registry import known_elements
+from .registry import find_model, known_elements
 from .units import ModelUnits
 
 # Our parameter names, and what TorchMD-Net calls them (without its leading "model.").
@@ -35,30 +38,43 @@ _NAMES = (
     (r"^embedding\.tensor\.", "representation_model.tensor_embedding.linears_tensor."),
     (r"^layers\.(\d+)\.radial\.", r"representation_model.layers.\1.linears_scalar."),
     (r"^layers\.(\d+)\.tensor\.", r"representation_model.layers.\1.linears_tensor."),
+    (r"^charges\.0\.norm\.", "representation_model.charge_predict_0.q_norm."),
+    (r"^charges\.0\.mlp\.(\d+)\.", lambda m: f"representation_model.charge_predict_0.q_mlp.layers.{2 * int(m[1])}."),
+    (r"^charges\.(\d+)\.norm\.", lambda m: f"representation_model.charge_predicts.{int(m[1]) - 1}.q_norm."),
+    (
+        r"^charges\.(\d+)\.mlp\.(\d+)\.",
+        lambda m: f"representation_model.charge_predicts.{int(m[1]) - 1}.q_mlp.layers.{2 * int(m[2])}.",
+    ),
+    (r"^charge_weights$", "output_model.qweights"),
     (r"^out_norm\.", "representation_model.out_norm."),
     (r"^out\.", "representation_model.linear."),
     (r"^head\.(\d+)\.", lambda m: f"output_model.output_network.layers.{2 * int(m[1])}."),
     (r"^priors\.", "prior_model."),
 )
 
+_TENSORNET2 = ("tensornet2", "tensornetv2_alt", "tensornet-nqe")  # one architecture, renamed during its development
+_COULOMB = "ScalarPlusWeightedCoulomb"
+
 # Options of TorchMD-Net's training program that do not change the energy of a finished TensorNet
 # (or, like those of other architectures and heads, are not read for one).
 _NO_EFFECT = set(
-    """aggr attn_activation batch_size check_errors checkpoint_monitor conf coord_files coulomb_cutoff
+    """aggr attn_activation batch_size check_errors checkpoint_monitor conf coord_files
     coulomb_max_num_neighbors coulomb_neighbor_strategy dataset dataset_arg dataset_preload_limit dataset_root derivative
     distance_influence early_stopping_monitor early_stopping_patience ema_alpha_neg_dy ema_alpha_y embed_files energy_files
     force_files gradient_clipping inference_batch_size job_id load_model load_weights log_dir lr lr_factor lr_metric lr_min
     lr_patience lr_warmup_steps max_num_neighbors neg_dy_weight neighbor_embedding ngpus num_epochs num_heads num_nodes
-    num_workers output_mlp_num_layers q_dim q_weights redirect reset_trainer save_interval seed spin splits standardize
+    num_workers output_mlp_num_layers q_weights redirect reset_trainer save_interval seed spin splits standardize
     static_shapes tensorboard_use test_interval test_size train_loss train_loss_arg train_size val_size vector_cutoff
     wandb_name wandb_project wandb_resume_from_id wandb_use weight_decay y_weight""".split()
 )
 _READ = set(
     """model embedding_dimension num_layers num_rbf rbf_type trainable_rbf activation cutoff_lower cutoff_upper max_z
     equivariance_invariance_group precision reduce_op prior_model prior_args output_model remove_ref_energy charge box_vecs
-    atom_filter repulsion""".split()
+    atom_filter repulsion q_dim coulomb_cutoff""".split()
 )
 _DTYPES = {32: torch.float32, 64: torch.float64, "32": torch.float32, "64": torch.float64}
+# Where a file written here says what it is.
+_ABOUT = "openmm_tensornet"
 # What torch's restricted unpickler says of objects that are no plain data.
 _WANTS_CODE = r"[Uu]nsupported (global|GLOBAL|class)|Trying to (call|instantiate)|Can only (build|create)"
 _LEGACY_HEAD = re.compile(r"^output_model\.output_network\.(\d+)\.")
@@ -72,12 +88,12 @@ def load_model(
     energy_unit: Any = None,
     remove_ref_energy: bool | None = None,
 ) -> TensorNet:
-    """Read a TorchMD-Net checkpoint of a TensorNet.
+    """Read a TorchMD-Net checkpoint of a TensorNet or a TensorNet2.
 
     Parameters
     ----------
-    path : path
-        A ``.ckpt`` file of TorchMD-Net, of any version.
+    path : path or str
+        A ``.ckpt`` file of TorchMD-Net, of any version, or the name of a known model (:data:`~openmm_tensornet.registry.MODELS`).
     length_unit, energy_unit : openmm.unit.Unit, optional
         Units in which the model was trained; angstrom and eV by default. Checkpoints do not carry them.
     remove_ref_energy : bool, optional
@@ -86,7 +102,7 @@ def load_model(
     Returns
     -------
     TensorNet
-        In the precision of the file, in evaluation mode.
+        In the precision of the file, in evaluation mode; a :class:`~openmm_tensornet.charges.TensorNet2` if the file holds one.
 
     Raises
     ------
@@ -106,8 +122,55 @@ def load_model(
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
     model.source_hash = digest
-    model.elements = known_elements(digest)
+    model.about = _about(path, content)
+    model.elements = known_elements(digest) or tuple(model.about.get("elements", ())) or None
     return model.eval()
+
+
+def save_model(model: TensorNet, path: str | os.PathLike) -> None:
+    """Write a checkpoint that TorchMD-Net, and :func:`load_model`, read to the same numbers.
+
+    Parameters
+    ----------
+    model : TensorNet
+        Without priors. Its `about` goes with it; TorchMD-Net does not read that.
+    path : path
+        Replaced whole or not at all.
+
+    Raises
+    ------
+    ValueError
+        If the model has priors.
+    """
+    if len(model.priors):
+        raise ValueError(
+            f"model: expected one without priors, received {', '.join(type(p).__name__ for p in model.priors)}"
+        )
+    config = model.config
+    precision = next(bits for bits, dtype in _DTYPES.items() if dtype == model.mean.dtype)
+    options = {
+        "model": "tensornet",
+        **{name: value for name, value in asdict(config).items() if name in _READ},
+        "equivariance_invariance_group": config.group,
+        "reduce_op": "add" if config.reduce_op == "sum" else config.reduce_op,
+        "precision": precision,
+        "output_model": "Scalar",
+        "output_mlp_num_layers": config.head_hidden_layers,
+        "prior_model": None,
+        "prior_args": None,
+        "remove_ref_energy": False,
+        "atom_filter": -1,
+        "box_vecs": None,
+        # Read by TorchMD-Net when it builds the network.
+        "derivative": True,
+        "max_num_neighbors": 64,
+        "static_shapes": False,
+        "vector_cutoff": False,
+    }
+    state = {f"model.{_torchmdnet_name(name)}": value.detach().cpu() for name, value in model.state_dict().items()}
+    buffer = io.BytesIO()
+    torch.save({"hyper_parameters": options, "state_dict": state, _ABOUT: model.about}, buffer)
+    replace_file(path, buffer.getvalue())
 
 
 def _read(path: str | os.PathLike) -> tuple[dict, str]:
@@ -117,7 +180,7 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     name = os.fspath(path)
     if os.path.isdir(name):
         raise ValueError(f"{name}: expected a checkpoint file, received a directory")
-    with open(name, "rb") as file:
+    with open(find_model(name), "rb") as file:
         data = file.read()
     try:
         if zipfile.is_zipfile(io.BytesIO(data)):
@@ -140,6 +203,14 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
         if not isinstance(content, dict) or not isinstance(content.get(key), dict):
             raise ValueError(f"{name}: expected a TorchMD-Net checkpoint with a dictionary {key!r}, which is missing")
     return content, hashlib.sha256(data).hexdigest()
+
+
+def _about(path: str | os.PathLike, content: dict) -> dict:
+    """What a file written by :func:`save_model` says of the model."""
+    about = content.get(_ABOUT, {})
+    if not isinstance(about, dict):
+        raise ValueError(f"{os.fspath(path)}: {_ABOUT}: expected a dictionary, received {type(about).__name__}")
+    return about
 
 
 class _NotOne(ValueError):
@@ -165,16 +236,19 @@ def _first_line(error: object) -> str:
 
 def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     architecture = options.get("model")
-    if architecture != "tensornet":
+    if architecture not in ("tensornet", *_TENSORNET2):
         raise ValueError(
-            f"model: expected the architecture 'tensornet', received {architecture!r}, which is not supported"
+            f"model: expected the architecture 'tensornet' or 'tensornet2', received {architecture!r}, which is not supported"
         )
+    has_charges = architecture != "tensornet"
     for key, value in options.items():
         if key not in _READ and key not in _NO_EFFECT and value is not None and value is not False:
             raise ValueError(f"option {key}={_first_line(repr(value))} is not known and might change the energy")
-    if options.get("output_model") != "Scalar":
+    outputs = ("Scalar", _COULOMB) if has_charges else ("Scalar",)
+    if options.get("output_model") not in outputs:
         raise ValueError(
-            f"output_model: expected 'Scalar', received {options.get('output_model')!r}, which is not supported"
+            f"output_model: expected {' or '.join(map(repr, outputs))} with the architecture {architecture!r}, "
+            f"received {options.get('output_model')!r}, which is not supported"
         )
     if options.get("atom_filter", -1) not in (-1, None):
         raise ValueError(f"atom_filter: expected -1, received {options['atom_filter']!r}, which cannot be honoured")
@@ -188,7 +262,7 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     reduce_op = options.get("reduce_op", "sum")
     heads = [int(m[1]) for key in state if (m := re.search(r"output_network\.(?:layers\.)?(\d+)\.weight$", str(key)))]
     try:
-        config = TensorNetConfig(
+        shape: dict[str, Any] = dict(
             embedding_dimension=options["embedding_dimension"],
             num_layers=options["num_layers"],
             num_rbf=options["num_rbf"],
@@ -203,18 +277,28 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
             head_hidden_layers=max(heads, default=2) // 2 - 1,
             charge=bool(options.get("charge", False)),
         )
+        if has_charges:
+            coulomb = options["output_model"] == _COULOMB
+            limited = coulomb and options.get("coulomb_cutoff") is not None
+            cutoff = _length(options, "coulomb_cutoff") if limited else None
+            shape |= {"q_dim": options["q_dim"], "coulomb": coulomb, "coulomb_cutoff": cutoff}
+        config = TensorNet2Config(**shape) if has_charges else TensorNetConfig(**shape)
     except KeyError as error:
         raise ValueError(f"option {error.args[0]} is missing") from None
     # A lower bound of the numbers that the network holds, so that a few wrong bytes do not ask for all memory.
     f = config.embedding_dimension
-    least = f * (f * (16 + 14 * config.num_layers) + config.max_z + config.num_rbf)
+    charge_channels = config.q_dim if isinstance(config, TensorNet2Config) else 0
+    least = f * (f * (16 + 14 * config.num_layers) + config.max_z + config.num_rbf + charge_channels)
     present = sum(v.numel() for v in state.values() if isinstance(v, Tensor))
     if least > 10 * present or config.head_hidden_layers > len(state):
         raise ValueError(
             "the options describe a network far larger than the weights in the file: "
             f"expected at least {least} numbers, received {present}"
         )
-    return TensorNet(config, _priors(options, config.max_z), units).to(_DTYPES[precision])
+    priors = _priors(options, config.max_z)
+    if isinstance(config, TensorNet2Config):
+        return TensorNet2(config, priors, units).to(_DTYPES[precision])
+    return TensorNet(config, priors, units).to(_DTYPES[precision])
 
 
 def _length(options: dict, name: str) -> float:
@@ -282,6 +366,12 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
             if name in found:
                 raise ValueError(f"weight {key}: expected one of each name, received a second under another name")
             found[name] = value
+    # Versions that wrote the option `check_errors` ordered the rows of these linears [F, 3].
+    permuted = (
+        r"embedding\.scalar\.1\."
+        if isinstance(model, TensorNet2)
+        else r"(embedding\.scalar\.1|layers\.\d+\.radial\.2)\."
+    )
     old_layout = "check_errors" in options
     own = model.state_dict()
     values = {}
@@ -298,7 +388,9 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
             raise ValueError(f"weight model.{foreign}: expected a tensor like {target.dtype}, received {value.dtype}")
         if not bool(torch.isfinite(value).all()) and not name.endswith((".C_6", ".R_r")):
             raise ValueError(f"weight model.{foreign}: expected finite numbers, received NaN or infinity")
-        if old_layout and re.match(r"(embedding\.scalar\.1|layers\.\d+\.radial\.2)\.", name):
+        if name == "charge_weights" and value.sum() == 0:
+            raise ValueError(f"weight model.{foreign}: expected a sum other than zero, received {float(value.sum())}")
+        if old_layout and re.match(permuted, name):
             value = value.unflatten(0, (-1, 3)).transpose(0, 1).flatten(0, 1)  # rows [F,3] -> [3,F]
         values[name] = value
     if found:

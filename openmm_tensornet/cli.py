@@ -30,6 +30,8 @@ UNITS = {
     "ps": "picosecond",
     "ns": "nanosecond",
     "us": "microsecond",
+    "nm": "nanometer",
+    "A": "angstrom",
     "K": "kelvin",
     "amu": "dalton",
     "Da": "dalton",
@@ -37,6 +39,7 @@ UNITS = {
 # Up to here more threads gain nothing, and lose a factor of 50 where another program uses the same cores
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
+MODEL_HELP = "TorchMD-Net checkpoint, exported file, or a name that `openmm-tensornet models` lists"
 BAD_INPUT = (
     ValueError,
     TypeError,
@@ -101,11 +104,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         help="molecular dynamics of a structure",
         description="Minimise, equilibrate and run molecular dynamics at constant temperature. "
-        "Writes start.pdb, trajectory.dcd, energies.csv, checkpoint.zip and final.pdb.",
+        "Writes start.pdb, trajectory.dcd, energies.csv, checkpoint.zip and final.pdb, "
+        "with --charges also charges.csv.",
     )
     simulate.set_defaults(run=_simulate)
     simulate.add_argument("structure", metavar="STRUCTURE", help="PDB or PDBx/mmCIF file, hydrogens included")
-    simulate.add_argument("--model", required=True, metavar="FILE", help="TorchMD-Net checkpoint or exported file")
+    simulate.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     simulate.add_argument("--output", metavar="DIR", help="where to write (default: STRUCTURE-md)")
     add_quantity(simulate, "--time", "ps", 10, "length of the run, without preparation")
     add_quantity(simulate, "--timestep", "fs", 0.5, "time step")
@@ -117,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="total charge (default: 0, an error if that makes the electrons odd)",
+    )
+    simulate.add_argument(
+        "--charges", action="store_true", help="write the partial charges of a model that has them to charges.csv"
+    )
+    add_quantity(
+        simulate,
+        "--coulomb-cutoff",
+        "nm",
+        None,
+        "cutoff of the Coulomb interaction of a model that has one (default: the model's own, else 1.2 nm if periodic)",
     )
     simulate.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: the fastest)")
     simulate.add_argument(
@@ -150,8 +164,30 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the architecture, options, units and sizes of a checkpoint or an exported file.",
     )
     info.set_defaults(run=_info)
-    info.add_argument("file", metavar="FILE", help="TorchMD-Net checkpoint or exported file")
+    info.add_argument("file", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
+
+    models = commands.add_parser(
+        "models",
+        parents=[common],
+        allow_abbrev=False,
+        help="models that are known by name",
+        description="List the model in the package, and published ones that are fetched when they are used.",
+    )
+    models.set_defaults(run=_models)
+
+    analyze = commands.add_parser(
+        "analyze",
+        parents=[common],
+        allow_abbrev=False,
+        help="pictures of a run",
+        description="Draw energies, temperature, bond lengths and angles of a run, and for a peptide the map of phi and psi "
+        "with the populations of its basins. With --model also runs 2 ps at constant energy and reports the drift.",
+    )
+    analyze.set_defaults(run=_analyze)
+    analyze.add_argument("directory", metavar="DIR", help="directory of a run of `openmm-tensornet simulate`")
+    analyze.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    analyze.add_argument("--charge", type=int, default=0, metavar="N", help="total charge (default: 0)")
     return parser
 
 
@@ -208,6 +244,7 @@ def _simulate(options: argparse.Namespace) -> None:
         positions=positions,
         total_charge=total_charge(topology, options.charge),
         hydrogen_mass=options.hydrogen_mass,
+        coulomb_cutoff=options.coulomb_cutoff,
         precision=options.precision,
     )
     simulate(
@@ -222,6 +259,7 @@ def _simulate(options: argparse.Namespace) -> None:
         report_interval=options.report_interval,
         platform=options.platform,
         seed=options.seed,
+        charges=options.charges,
         resume=options.resume,
         overwrite=options.overwrite,
         quiet=options.quiet,
@@ -351,7 +389,33 @@ def _count_pdb_atoms(path: Path) -> int:
     return count
 
 
-# ----------------------------------------------------------------------------------------------- info
+# -------------------------------------------------------------------------------------------- analyze
+
+
+def _analyze(options: argparse.Namespace) -> None:
+    from openmm_tensornet.analysis import analyze, run_constant_energy
+    from openmm_tensornet.runfiles import RunFiles
+    from openmm_tensornet.system import create_system
+
+    constant_energy = None
+    if options.model is not None:
+        topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
+        _set_threads(None, topology.getNumAtoms())
+        system = create_system(topology, options.model, positions=positions, total_charge=options.charge)
+        constant_energy = run_constant_energy(system, positions)
+    lines, files = analyze(options.directory, constant_energy)
+    print("\n".join([*lines, "pictures: " + ", ".join(map(str, files))]))
+
+
+# ------------------------------------------------------------------------------------- models and info
+
+
+def _models(options: argparse.Namespace) -> None:
+    from openmm_tensornet.registry import MODELS
+
+    width = max(map(len, MODELS))
+    for name, model in MODELS.items():
+        print(f"{name:{width}}  {model.description}\n{'':{width}}  {model.source}")
 
 
 def _info(options: argparse.Namespace) -> None:
@@ -368,14 +432,14 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     Parameters
     ----------
     path : path
-        A TorchMD-Net checkpoint or an exported file.
+        A TorchMD-Net checkpoint, an exported file, or the name of a known model.
 
     Returns
     -------
     dict
         ``file``, ``kind`` ("checkpoint" or "exported"), ``bytes`` and ``sha256``, and the metadata of the
         model or of the export; for a checkpoint also ``dtype``, ``parameters`` (their number) and
-        ``cutoff`` in its unit of length.
+        ``cutoff`` of the network in its unit of length.
 
     Raises
     ------
@@ -384,9 +448,11 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     ValueError
         If it is neither, or cannot be honoured.
     """
-    path = Path(path)
+    from openmm_tensornet.registry import find_model
+
+    path = find_model(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise ValueError(f"{path}: expected a checkpoint or an exported file, received a directory")
     description: dict[str, Any] = {
         "file": str(path),
         "kind": "exported" if is_torchscript(path) else "checkpoint",
@@ -404,7 +470,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return description | {
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "parameters": sum(p.numel() for p in parameters),
-        "cutoff": model.cutoff,
+        "cutoff": model.network_cutoff,
         **model.metadata,
     }
 

@@ -7,9 +7,11 @@ XML, and once more as a plain entry of the archive, which can be read without lo
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
 import os
+import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 
@@ -21,29 +23,70 @@ from .files import replace_file
 from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .module import Module
-from .potential import Atoms, StaticPotential, expected_energy_and_forces
+from .potential import (
+    Atoms,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    coulomb_cutoff_of,
+    expected_energies_and_forces,
+)
 from .testing import TOLERANCES, deviation, geometries
 
 FORMAT = "openmm-tensornet"
 FORMAT_VERSION = 1
+# Modules that register operators; a file that needs them says so, and they must be imported before it is loaded.
+FUSED, NNPOPS = "openmm_tensornet.kernels.operators", "openmm_tensornet.neighbors"
 _ATEN = torch.ops.aten
 # Replicas are evaluated in blocks of about so many atoms, whose intermediate values stay in a CPU's cache: 64 alanine
 # dipeptides at once take three times as long.
 BLOCK_ATOMS = 96
 
 
-class _Cluster(Module):
+class _OfAtoms(Module):
+    """A program for the potential's atoms that takes positions of the whole System, shape (S, 3)."""
+
+    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
+        super().__init__()
+        self.program, self.count = program, count
+        self.subset = atoms is not None
+        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
+
+    def gather(self, positions: Tensor) -> Tensor:
+        """Positions of the potential's atoms; refuses a System of another size (a shape is known without asking the device)."""
+        if self.subset:
+            return positions.index_select(0, self.atoms)
+        if positions.size(0) != self.count:
+            raise RuntimeError(
+                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
+            )
+        return positions
+
+
+class _Charges(_OfAtoms):
+    """Partial charges, shape (N,), without a box."""
+
+    def forward(self, positions: Tensor):
+        return self.program(self.gather(positions))
+
+
+class _PeriodicCharges(_OfAtoms):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor):
+        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
+
+
+class _Cluster(_OfAtoms):
     """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
 
     The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a
     `detach` would not do, since freezing removes it.
     """
 
-    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int, metadata: str):
-        super().__init__()
-        self.program, self.metadata, self.count = program, metadata, count
-        self.subset = atoms is not None
-        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
+    def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
+        super().__init__(program, atoms, count)
+        self.metadata = ""
+        self.charges = charges  # not run by forward, so that freezing drops it
 
     def forward(self, positions: Tensor):
         energies, forces = self.evaluate(positions)
@@ -52,22 +95,10 @@ class _Cluster(Module):
     @torch.jit.export
     def evaluate(self, positions: Tensor):
         """Energies of the molecules, shape (M,), and forces (S, 3)."""
-        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
             forces = self.scatter(positions, forces)
         return energies, forces
-
-    def check(self, positions: Tensor):
-        """Refuse a System of another size (a shape is known without asking the device)."""
-        if not self.subset and positions.size(0) != self.count:
-            raise RuntimeError(
-                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
-            )
-
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms."""
-        return positions.index_select(0, self.atoms) if self.subset else positions
 
     def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
         """Forces of all particles of the System."""
@@ -86,7 +117,6 @@ class _Periodic(_Cluster):
 
     @torch.jit.export
     def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
             forces = self.scatter(positions, forces)
@@ -227,8 +257,10 @@ def compile_potential(
     precision: str = "single",
     tabulate: bool = True,
     max_pairs: int | None = None,
+    kernels: str = "portable",
     positions: Tensor | None = None,
     box: Tensor | None = None,
+    coulomb_cutoff: float | None = None,
 ) -> Exported:
     """Make, script and check the module that TorchForce runs.
 
@@ -243,10 +275,12 @@ def compile_potential(
         "single" or "double".
     tabulate : bool
         False evaluates the radial functions themselves.
-    max_pairs : int, optional
+    max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box : Tensor, optional
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
+    coulomb_cutoff : float, optional
+        nm; see :func:`~openmm_tensornet.potential.choose_coulomb_cutoff`.
 
     Raises
     ------
@@ -255,11 +289,12 @@ def compile_potential(
     GraphSafetyError
         If it could not be captured in a CUDA graph.
     """
+    model = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
     cases = geometries(atoms, model.cutoff, positions, box if periodic else None)
-    expected = {name: expected_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
+    expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,
         atoms,
@@ -267,6 +302,7 @@ def compile_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
+        kernels=kernels,
         check=[(*cases[k], expected[k]) for k in cases],
     )
     elements = sorted(set(atoms.numbers))
@@ -283,33 +319,44 @@ def compile_potential(
         "total_charge": list(atoms.charges),
         "particles": particles,
         "cutoff_nm": potential.cutoff,
+        "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
+        "coulomb_cutoff_nm": coulomb_cutoff_of(model),
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
+        "pair_list": None if potential.capacity is None else potential.finder,
+        "max_coulomb_pairs": None if potential.rooms[1] is None else potential.rooms[1].capacity,
+        "kernels": kernels,
+        "needs_imports": [
+            module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.finder == "nnpops")) if needed
+        ],
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
-    wrapper = _Periodic if periodic else _Cluster
     index = None if particles is None else torch.tensor(particles)
     count = len(atoms.numbers)
+    charges: nn.Module | None = None
+    if potential.charge_program is not None:
+        charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
+    wrapper = _Periodic if periodic else _Cluster
     program: nn.Module = scriptable(potential.program)
     blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is not None:
-        _compare(torch.jit.script(_Cluster(program, index, count, "").eval()), cases, expected, particles, precision)
-        program = _Replicas(
-            program, _block_program(model, atoms, blocks[0], cases, expected, precision, tabulate), blocks
-        )
-    module = torch.jit.script(wrapper(program, index, count, "").eval())
+        together = torch.jit.script(_Cluster(program, None, index, count).eval())
+        _compare(together, cases, expected, particles, precision)
+        options = {"precision": precision, "tabulate": tabulate, "kernels": kernels}
+        program = _Replicas(program, _block_program(model, atoms, blocks[0], cases, expected, options), blocks)
+    module = torch.jit.script(wrapper(program, charges, index, count).eval())
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
-    metadata["kernels"] = check_graph_safety(module, *example).kernels
+    metadata["launches"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
     return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 
 
 def _block_program(
-    model: TensorNet, atoms: Atoms, members: Tensor, cases: dict, expected: dict, precision: str, tabulate: bool
+    model: TensorNet, atoms: Atoms, members: Tensor, cases: dict, expected: dict, options: dict
 ) -> nn.Module:
     """The program for some molecules alone."""
     own = [atoms.molecules[k] for k in members]
@@ -320,7 +367,7 @@ def _block_program(
     check = [
         (x[members], None, (expected[name][0][first], expected[name][1][members])) for name, (x, _) in cases.items()
     ]
-    potential = StaticPotential(model, block, precision=precision, tabulate=tabulate, check=check)
+    potential = StaticPotential(model, block, **options, check=check)
     return scriptable(potential.program)
 
 
@@ -370,8 +417,11 @@ def export_torchscript(
     periodic: bool = False,
     precision: str = "single",
     tabulate: bool = True,
+    max_pairs: int | None = None,
+    kernels: str = "portable",
     positions=None,
     box_vectors=None,
+    coulomb_cutoff: float | None = None,
 ) -> dict:
     """Write a self-describing TorchScript file that TorchForce runs, after checking it against the reference model.
 
@@ -387,10 +437,13 @@ def export_torchscript(
         Of the one molecule, or one for each molecule.
     particles : list of int, optional
         Index in the System of each atom.
-    periodic, precision, tabulate
+    periodic, precision, tabulate, max_pairs, kernels
         See :class:`~openmm_tensornet.potential.StaticPotential`.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
+    coulomb_cutoff : float, optional
+        nm, of a model with a Coulomb interaction. By default the model's own; where it has none, 1.2 with periodic boundaries and no
+        cutoff in vacuum.
 
     Returns
     -------
@@ -406,15 +459,18 @@ def export_torchscript(
         periodic=periodic,
         precision=precision,
         tabulate=tabulate,
+        max_pairs=max_pairs,
+        kernels=kernels,
         positions=None if positions is None else torch.as_tensor(positions, dtype=torch.float64),
         box=None if box_vectors is None else torch.as_tensor(box_vectors, dtype=torch.float64),
+        coulomb_cutoff=coulomb_cutoff,
     )
     save(exported, path)
     return exported.metadata
 
 
 def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
-    """Refuse elements that the model does not know.
+    """Refuse elements that the model does not know, and warn where it was made for another molecule.
 
     Parameters
     ----------
@@ -432,6 +488,20 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
+    if "molecule" in model.about:
+        _warn_about_another_molecule(model.about["molecule"], atoms)
+
+
+def _warn_about_another_molecule(meant: dict, atoms: Atoms) -> None:
+    for molecule in range(len(atoms.charges)):
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        if numbers != sorted(meant["atomic_numbers"]):
+            warnings.warn(
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
+                f"received another molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
+                stacklevel=4,
+            )
+            return
 
 
 def read_metadata(path: str | os.PathLike) -> dict:
@@ -484,6 +554,9 @@ def load_exported(path: str | os.PathLike) -> Exported:
     """Load an exported file; raises ValueError as :func:`read_metadata`."""
     metadata = read_metadata(path)
     try:
+        for module in (FUSED, NNPOPS):
+            if module in metadata["needs_imports"]:
+                importlib.import_module(module)
         module = torch.jit.load(os.fspath(path), map_location="cpu")
     except Exception as error:
         raise ValueError(

@@ -120,3 +120,12 @@ def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphMod
         mapping[node] = new.node_copy(node, lookup)
     new.lint()
     return fx.GraphModule(root, new)
+
+
+def select_outputs(program: fx.GraphModule, outputs: int | slice) -> fx.GraphModule:
+    """A copy that computes only some of the outputs of a flat graph; buffers are shared."""
+    graph = fx.Graph()
+    results = graph.graph_copy(program.graph, {})
+    graph.output(results[outputs])  # type: ignore[index]
+    graph.eliminate_dead_code()
+    return fx.GraphModule(program, graph)

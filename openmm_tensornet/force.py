@@ -64,8 +64,9 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
 
     Parameters
     ----------
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, the name of a known
+        model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
         Gives the elements and the box.
@@ -83,7 +84,16 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     positions : Quantity or array, shape (particles, 3), optional
         nm. Of all particles; checked for overlapping atoms, and used to check the accuracy of the force.
     box_vectors : Quantity or array, shape (3, 3), optional
-        nm; the topology's by default. Checked against the cutoff.
+        nm; the topology's by default. Checked against the cutoffs.
+    coulomb_cutoff : Quantity or number, optional
+        nm. Of a model with a Coulomb interaction of partial charges (AceFF-2.0), beyond which a reaction field stands; at most half
+        the box. By default the model's own; where it has none, 1.2 nm with periodic boundaries and no cutoff in vacuum.
+    max_pairs : int, optional
+        Pairs i<j within the cutoff that the list of a large molecule or a box has room for. By default with a margin over what `positions`
+        have, or over a dense liquid's. If a run ever exceeds it, energy and forces are NaN.
+    kernels : str
+        "fused" (few large kernels, for CPUs; needs numba, which compiles them once for each machine), "portable" (PyTorch's own
+        operators, CPUs and GPUs), or "auto": fused where numba is installed and torch sees no GPU.
     precision : str
         Arithmetic of the network, "single" (IEEE float32) or "double".
     cuda_graphs : bool

@@ -113,6 +113,19 @@ class TensorNetConfig:
                 f"received {self.cutoff_lower} and {self.cutoff_upper}"
             )
 
+    @property
+    def layer_inputs(self) -> int:
+        """Numbers that the scalar function of a layer takes for each pair."""
+        return self.num_rbf
+
+
+def pair_geometry(positions: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Distances d, shape (E,), and directions (x_i − x_j)/d, shape (E, 3)."""
+    i, j = pairs.edge_index
+    vector = positions[i] - positions[j] + pairs.shift
+    distance = torch.linalg.vector_norm(vector, dim=-1)
+    return distance, vector / distance.unsqueeze(-1)
+
 
 class Embedding(Module):
     """Tensor embedding of each atom from its neighbours' species, distances and directions."""
@@ -131,6 +144,10 @@ class Embedding(Module):
     def pair_species(self, z_i: Tensor, z_j: Tensor) -> Tensor:
         """Z_ij = emb2[emb(z_i), emb(z_j)], shape (P, F)."""
         return self.species_pair(torch.cat((self.species(z_i), self.species(z_j)), dim=-1))
+
+    def radial_weight(self, rbf: Tensor) -> Tensor:
+        """P rbf of the three parts, shape (..., 3, F)."""
+        return torch.stack([linear(rbf) for linear in self.radial], dim=-2)
 
     def gates(self, norm: Tensor) -> Tensor:
         """Scalar factors n of the three parts, shape (N, 3, F), from ‖X‖², shape (N, F)."""
@@ -184,7 +201,9 @@ class Interaction(Module):
         super().__init__()
         f = config.embedding_dimension
         self.group = config.group
-        self.radial: Any = nn.ModuleList((nn.Linear(config.num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)))
+        self.radial: Any = nn.ModuleList(
+            (nn.Linear(config.layer_inputs, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f))
+        )
         self.tensor: Any = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
         self.activation: Any = ACTIVATIONS[config.activation]()
 
@@ -194,7 +213,9 @@ class Interaction(Module):
             rbf = self.activation(linear(rbf))
         return rbf.unflatten(-1, (3, -1))
 
-    def forward(self, x: Tensor, edge_index: Tensor, radial: Tensor, self_radial: Tensor, charge: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, radial: Tensor, self_radial: Tensor, charge_factor: Tensor | None = None
+    ) -> Tensor:
         """Update the atoms' tensors.
 
         Parameters
@@ -203,10 +224,10 @@ class Interaction(Module):
         edge_index : Tensor, shape (2, E)
         radial : Tensor, shape (E, 3, F)
             C(d)·radial_weight.
-        self_radial : Tensor, shape (3, F)
+        self_radial : Tensor, shape (3, F) or (N, 3, F)
             The same at d = 0, for the self pair.
-        charge : Tensor, shape (N,)
-            Total charge of each atom's molecule.
+        charge_factor : Tensor, shape (N,), optional
+            1 + 0.1q with the total charge q of each atom's molecule; one by default.
         """
         i, j = edge_index
         x = x / (tensors.squared_norm(x) + 1)[:, None, None, :]
@@ -217,11 +238,12 @@ class Interaction(Module):
         for k, part in enumerate(y_parts):
             shape = (-1,) + (1,) * (part.dim() - 2) + (part.shape[-1],)
             message = radial[:, k].reshape(shape) * part[j]
-            m_parts.append((part * self_radial[k]).index_add(0, i, message))
+            own = self_radial[..., k, :].reshape(shape) * part
+            m_parts.append(own.index_add(0, i, message))
         m = tensors.compose(*m_parts)
-        charge_factor = (1 + 0.1 * charge)[:, None, None, None]
+        factor = 1.0 if charge_factor is None else charge_factor[:, None, None, None]
         if self.group == "O(3)":
-            p = charge_factor * (tensors.matmul(y, m) + tensors.matmul(m, y))
+            p = factor * (tensors.matmul(y, m) + tensors.matmul(m, y))
         else:
             # The order follows TorchMD-Net's compiled kernels, whose A part has the opposite sign (X there is Xᵀ here,
             # and its 2YM is 2MY); its uncompiled fallback gives 2YM.
@@ -233,7 +255,7 @@ class Interaction(Module):
             self.tensor[4](p_parts[1] / norm[:, None, None, :]),
             self.tensor[5](p_parts[2] / norm[:, None, None, :]),
         )
-        return x + d + charge_factor * tensors.matmul(d, d)
+        return x + d + factor * tensors.matmul(d, d)
 
 
 class TensorNet(Module):
@@ -251,6 +273,9 @@ class TensorNet(Module):
     ----------
     mean, std : Tensor, 0-d
         Energies are multiplied by `std` before, and shifted by `mean` after the reduction over atoms.
+    about : dict
+        Plain values that describe what the model was trained for, where its file has them: ``molecule``, a dict with ``name`` and
+        ``atomic_numbers``, if it is for one molecule only; ``elements``; and whatever else people should know.
     """
 
     def __init__(self, config: TensorNetConfig, priors: list[Prior] | None = None, units: ModelUnits | None = None):
@@ -260,6 +285,7 @@ class TensorNet(Module):
         self.units = units or ModelUnits()
         self.elements: tuple[int, ...] | None = None
         self.source_hash = ""
+        self.about: dict[str, Any] = {}
         self.rbf: Any = RADIAL_BASES[config.rbf_type](
             config.num_rbf, config.cutoff_lower, config.cutoff_upper, config.trainable_rbf
         )
@@ -276,7 +302,12 @@ class TensorNet(Module):
 
     @property
     def cutoff(self) -> float:
-        """Largest distance at which two atoms see each other, priors included; model lengths."""
+        """Largest distance at which two atoms see each other; model lengths."""
+        return self.network_cutoff
+
+    @property
+    def network_cutoff(self) -> float:
+        """Largest distance at which the network and the priors see two atoms; model lengths."""
         return max([self.config.cutoff_upper] + [prior.cutoff for prior in self.priors])
 
     @property
@@ -288,6 +319,7 @@ class TensorNet(Module):
             "units": asdict(self.units),
             "elements": self.elements,
             "source_hash": self.source_hash,
+            "about": self.about,
         }
 
     def radial_functions(self, distance: Tensor) -> Tensor:
@@ -303,10 +335,34 @@ class TensorNet(Module):
             C(d)·P rbf(d) of the embedding, then C(d)·radial_weight of each layer; zero from the cutoff on.
         """
         rbf = self.rbf(distance)
-        first = torch.stack([linear(rbf) for linear in self.embedding.radial], dim=-2)
-        values = torch.stack([first] + [layer.radial_weight(rbf) for layer in self.layers], dim=-3)
+        values = torch.stack([part.radial_weight(rbf) for part in (self.embedding, *self.layers)], dim=-3)
         c = cosine_cutoff(distance, self.config.cutoff_lower, self.config.cutoff_upper)
         return c[..., None, None, None] * values
+
+    def atom_energy(
+        self,
+        z: Tensor,
+        edge_index: Tensor,
+        distance: Tensor,
+        unit: Tensor,
+        molecules: Tensor,
+        total_charge: Tensor,
+    ) -> Tensor:
+        """The network's output of each atom, shape (N,), from distances, shape (E,), and directions, shape (E, 3)."""
+        radial = self.radial_functions(distance)
+        self_radial = self.radial_functions(distance.new_zeros(()))
+        charge_factor = 1 + 0.1 * total_charge[molecules]
+        x = self.embedding(z, edge_index, unit, radial[:, 0], self_radial[0])
+        for k, layer in enumerate(self.layers, start=1):
+            x = layer(x, edge_index, radial[:, k], self_radial[k], charge_factor)
+        return self.readout(self.invariants(x))
+
+    def invariants(self, x: Tensor) -> Tensor:
+        """[3I², ‖A‖², ‖S‖²], shape (N, 3F)."""
+        scalar, a, s = tensors.decompose(x)
+        return torch.cat(
+            (tensors.ONE_THIRD * (3 * scalar) ** 2, tensors.squared_norm(a), tensors.squared_norm(s)), dim=-1
+        )
 
     def readout(self, x: Tensor) -> Tensor:
         """Network energy of each atom, shape (N,), from [3I², ‖A‖², ‖S‖²], shape (N, 3F)."""
@@ -347,25 +403,10 @@ class TensorNet(Module):
             In model energies. Two atoms at the same place give NaN.
         """
         i, j = pairs.edge_index
-        vector = positions[i] - positions[j] + pairs.shift
-        distance = torch.linalg.vector_norm(vector, dim=-1)
-        unit = vector / distance.unsqueeze(-1)
-        radial = self.radial_functions(distance)
-        self_radial = self.radial_functions(distance.new_zeros(()))
-        if total_charge is None:
-            charge = positions.new_zeros(len(z))
-        else:
-            charge = total_charge.to(positions.dtype)[molecules]
+        distance, unit = pair_geometry(positions, pairs)
+        charge = positions.new_zeros(num_molecules) if total_charge is None else total_charge.to(positions.dtype)
 
-        x = self.embedding(z, pairs.edge_index, unit, radial[:, 0], self_radial[0])
-        for k, layer in enumerate(self.layers, start=1):
-            x = layer(x, pairs.edge_index, radial[:, k], self_radial[k], charge)
-        scalar, a, s = tensors.decompose(x)
-        features = torch.cat(
-            (tensors.ONE_THIRD * (3 * scalar) ** 2, tensors.squared_norm(a), tensors.squared_norm(s)), dim=-1
-        )
-
-        energy = self.std * self.readout(features)
+        energy = self.std * self.atom_energy(z, pairs.edge_index, distance, unit, molecules, charge)
         for prior in self.priors:
             reference = prior.atom_energy(z)
             if reference is not None:

@@ -6,6 +6,8 @@ lists of its own, compared with this one.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from typing import NamedTuple
 
@@ -280,6 +282,59 @@ class CellPairs(Module):
         exact = torch.where(used.unsqueeze(1), exact, self.far.to(exact.dtype))
         overflow = overflow | missed
         return torch.stack((i, j)), exact, overflow if narrow is None else overflow | narrow
+
+
+_LIBRARY = torch.library.Library("openmm_tensornet", "FRAGMENT")
+_LIBRARY.define("nnpops_pairs(Tensor positions, float cutoff, int capacity, Tensor? box) -> (Tensor, Tensor, Tensor)")
+
+
+def _nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs, vectors and the count found, from NNPOps; an operator of our own, since its own cannot be traced everywhere."""
+    find = importlib.import_module("NNPOps.neighbors").getNeighborPairs
+    neighbors, vector, _, found = find(positions.contiguous(), cutoff, capacity, box, False)
+    return neighbors, vector, found
+
+
+def _fake_nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None):
+    pairs, found = (positions.new_empty(shape, dtype=torch.int32) for shape in ((2, capacity), (1,)))
+    return pairs, positions.new_empty((capacity, 3)), found
+
+
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("nnpops_pairs", _nnpops_pairs, _device)
+torch.library.register_fake("openmm_tensornet::nnpops_pairs", _fake_nnpops_pairs, lib=_LIBRARY)
+
+
+class NNPOpsPairs(Module):
+    """The pairs closer than the cutoff, found by NNPOps; the interface of :class:`AllPairs`.
+
+    NNPOps knows nothing of molecules: pairs across them take up room, and are marked as unused afterwards. Its order of pairs
+    differs from run to run on a GPU.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
+        self.several = bool((molecules != molecules[0]).any())
+        self.register_buffer("molecules", molecules)
+        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        neighbors, vector, found = torch.ops.openmm_tensornet.nnpops_pairs(
+            positions, self.cutoff, self.capacity, box if self.periodic else None
+        )
+        unused = neighbors[0] < 0  # −1 and NaN
+        pairs = neighbors.long().clamp(min=0)
+        if self.several:
+            molecules = self.molecules.index_select(0, pairs.flatten()).view(2, -1)
+            unused = unused | (molecules[0] != molecules[1])
+        vector = torch.where(unused.unsqueeze(1), self.far.to(vector.dtype), vector)
+        return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
+
+
+def nnpops_fits() -> bool:
+    """Whether NNPOps is installed, and a GPU there for which its list is the faster one."""
+    return importlib.util.find_spec("NNPOps") is not None and torch.cuda.is_available()
 
 
 class Grid(NamedTuple):

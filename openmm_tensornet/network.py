@@ -107,6 +107,85 @@ class _Direction(torch.autograd.Function):
         return torch.addcmul(across, unit, along.squeeze(2))
 
 
+class PortableOperators(Module):
+    """The node-wise steps of the network in PyTorch's own operators.
+
+    Parameters
+    ----------
+    model : TensorNet
+    charge : Tensor of float64, shape (A,)
+        Total charge of each slot's molecule.
+    dtype : torch.dtype
+    """
+
+    def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype):
+        super().__init__()
+        self.group = model.config.group
+        sizes = torch.tensor(tensors.PART_SIZES)
+        part = torch.arange(3).repeat_interleave(sizes)
+        table = tensors.product_table()  # (a, b, c)
+        pair_table = table + table.transpose(0, 1) if self.group == "O(3)" else 2 * table.transpose(0, 1)
+        square_table = (table + table.transpose(0, 1)) / 2
+        collect = torch.zeros(3, 9, dtype=torch.float64)
+        collect[part, torch.arange(9)] = 1.0
+        collect[0] *= 3 * tensors.ONE_THIRD
+        self.charged = bool((charge != 0).any())
+        self.register_buffer("part", part)
+        self.register_buffer("zeros", torch.zeros(len(charge), 3, model.config.embedding_dimension, dtype=dtype))
+        self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
+        self.register_buffer("square_table", square_table.flatten(0, 1).T.contiguous().to(dtype))
+        self.register_buffer("collect", collect.to(dtype))
+        self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
+
+    def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances, shape (P,), and unit vectors, shape (P, 3), of vectors, shape (P, 3)."""
+        return _Direction.apply(r)
+
+    def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+        """Σ_j scale_ij weight_ij ⊙ Y_j over the n slots j of i's block; (9, A, F), weights (A, n, 3, F), scale (A, n)."""
+        atoms, n = scale.shape
+        f = (weight * scale[:, :, None, None]).view(atoms // n, n, n, 3, -1)
+        parts = [
+            (f_part.unsqueeze(0) * y_part.unflatten(1, (atoms // n, 1, n))).sum(3)
+            for f_part, y_part in zip(f.unbind(3), y.split(tensors.PART_SIZES), strict=True)
+        ]
+        return torch.cat(parts).flatten(1, 2)
+
+    def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """x itself, shape (9, A, F), and LayerNorm of ‖x‖², shape (A, F)."""
+        x, norm = _WithNorm.apply(x)
+        return x, _layer_norm(norm, weight, bias)
+
+    def gate(self, x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
+        """x times its part's gate, gates of shape (A, 3F), divided by ‖·‖²+1 on demand."""
+        gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros)
+        x = x * gates.transpose(0, 1)
+        return _Normalize.apply(x) if normalize else x
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """x/(‖x‖²+1)."""
+        return _Normalize.apply(x)
+
+    def product(self, y: Tensor, m: Tensor) -> Tensor:
+        """P/(‖P‖²+1) of P = (1+0.1q)(YM+MY), or 2YM in SO(3)."""
+        outer = (y.unsqueeze(1) * m.unsqueeze(0)).flatten(0, 1)
+        p = torch.mm(self.pair_table, outer.flatten(1)).view(y.shape)
+        if self.charged and self.group == "O(3)":
+            p = p * self.charge_factor
+        return _Normalize.apply(p)
+
+    def plus_square(self, x: Tensor, d: Tensor, normalize: bool) -> Tensor:
+        """x + d + (1+0.1q) d·d, divided by ‖·‖²+1 on demand."""
+        scaled = (d * self.charge_factor if self.charged else d).detach()
+        x = _PlusSquare.apply((x + d).flatten(1), d.flatten(1), scaled.flatten(1), self.square_table).view(x.shape)
+        return _Normalize.apply(x) if normalize else x
+
+    def part_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """LayerNorm of (3I², ‖A‖², ‖S‖²), shape (A, 3F)."""
+        norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
+        return _layer_norm(norms.transpose(0, 1).flatten(1), weight, bias)
+
+
 class StaticNetwork(Module):
     """Everything between pair vectors and the energy of each slot.
 
@@ -115,75 +194,61 @@ class StaticNetwork(Module):
     model : TensorNet
         Its weights are copied.
     sums : nn.Module
-        :class:`~openmm_tensornet.blocks.DenseBlocks` or :class:`~openmm_tensornet.blocks.PairSums`.
-    charge : Tensor of float64, shape (A,)
-        Total charge of each slot's molecule.
+        :class:`~openmm_tensornet.blocks.DenseBlocks` or another one with its interface.
+    operators : nn.Module
+        :class:`PortableOperators` or another one with its interface.
     dtype : torch.dtype
     """
 
-    def __init__(self, model: TensorNet, sums: Any, charge: Tensor, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, sums: Any, operators: Any, dtype: torch.dtype):
         super().__init__()
-        self.sums = sums
+        self.sums, self.operators = sums, operators
         self.activation: Any = model.activation
-        self.group = model.config.group
         sizes = torch.tensor(tensors.PART_SIZES)
 
         def linears(modules) -> Tensor:
             """Weights of the three parts' linears for each component, to multiply from the right; (9, F, F)."""
             return torch.stack([m.weight.detach().T for m in modules]).repeat_interleave(sizes, 0).to(dtype)
 
-        self.register_buffer("part", torch.arange(3).repeat_interleave(sizes))
         self.register_buffer("embedding_tensor", linears(model.embedding.tensor))
         self.gates: Any = _affines((model.embedding.norm, *model.embedding.scalar), dtype)
+        self.num_layers = len(model.layers)
         for k, layer in enumerate(model.layers):
             self.register_buffer(f"tensor_in_{k}", linears(layer.tensor[:3]))
             self.register_buffer(f"tensor_out_{k}", linears(layer.tensor[3:]))
-        self.num_layers = len(model.layers)
         self.readout: Any = _affines((model.out_norm, model.out, *model.head), dtype)
-        table = tensors.product_table()  # (a, b, c)
-        pair_table = table + table.transpose(0, 1) if self.group == "O(3)" else 2 * table.transpose(0, 1)
-        self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
-        square_table = (table + table.transpose(0, 1)) / 2
-        self.register_buffer("square_table", square_table.flatten(0, 1).T.contiguous().to(dtype))
-        self.register_buffer("zeros", torch.zeros(len(charge), 3, model.config.embedding_dimension, dtype=dtype))
-        collect = torch.zeros(3, 9, dtype=torch.float64)
-        collect[torch.arange(3).repeat_interleave(sizes), torch.arange(9)] = 1.0
-        collect[0] *= 3 * tensors.ONE_THIRD
-        self.register_buffer("collect", collect.to(dtype))
-        self.charged = bool((charge != 0).any())
-        self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
 
     def forward(self, r: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3), and pairs, (2, P)."""
-        distance, unit = _Direction.apply(r)
+        distance, unit = self.operators.direction(r)
         x, weights = self.sums(distance, unit, pairs)
-        x, gates = _WithNorm.apply(x)
-        for k, (weight, bias) in enumerate(self.gates):
-            gates = _layer_norm(gates, weight, bias) if k == 0 else self.activation(torch.addmm(bias, gates, weight))
-        gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros).transpose(0, 1)
-        x = torch.bmm(x, self.embedding_tensor) * gates
+        x = self._embed(x, normalize=self.num_layers > 0)
         for k, weight in enumerate(weights):
-            x = _Normalize.apply(x)
-            y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
-            p = self._product(y, self.sums.message(weight, y))
-            if self.charged and self.group == "O(3)":
-                p = p * self.charge_factor
-            d = torch.bmm(_Normalize.apply(p), getattr(self, f"tensor_out_{k}"))
-            scaled = (d * self.charge_factor if self.charged else d).detach()
-            x = _PlusSquare.apply((x + d).flatten(1), d.flatten(1), scaled.flatten(1), self.square_table).view(x.shape)
-        norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
-        h = norms.transpose(0, 1).flatten(1)
-        last = len(self.readout) - 1
-        for k, (weight, bias) in enumerate(self.readout):
-            h = _layer_norm(h, weight, bias) if k == 0 else torch.addmm(bias, h, weight)
-            if 0 < k < last:
-                h = self.activation(h)
-        return distance, h.squeeze(-1)
+            x = self._interact(k, x, weight, normalize=k + 1 < self.num_layers)
+        return distance, self._read(x)
 
-    def _product(self, x: Tensor, y: Tensor) -> Tensor:
-        """YM+MY, or 2MY in SO(3)."""
-        outer = (x.unsqueeze(1) * y.unsqueeze(0)).flatten(0, 1)
-        return torch.mm(self.pair_table, outer.flatten(1)).view(x.shape)
+    def _embed(self, x: Tensor, normalize: bool) -> Tensor:
+        """From the sums over neighbours, (9, A, F), to the atoms' tensors, (9, A, F)."""
+        norm, *linears = self.gates
+        x, gates = self.operators.norm_features(x, *norm)
+        for weight, bias in linears:
+            gates = self.activation(torch.addmm(bias, gates, weight))
+        return self.operators.gate(torch.bmm(x, self.embedding_tensor), gates, normalize)
+
+    def _interact(self, k: int, x: Tensor, weight: Any, normalize: bool) -> Tensor:
+        """Layer k, from normalised tensors and what its message needs; the result is normalised for another layer."""
+        y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
+        p = self.operators.product(y, self.sums.message(weight, y))
+        d = torch.bmm(p, getattr(self, f"tensor_out_{k}"))
+        return self.operators.plus_square(x, d, normalize)
+
+    def _read(self, x: Tensor) -> Tensor:
+        """Head outputs, shape (A,)."""
+        norm, *linears, (weight, bias) = self.readout
+        h = self.operators.part_features(x, *norm)
+        for w, b in linears:
+            h = self.activation(torch.addmm(b, h, w))
+        return torch.addmm(bias, h, weight).squeeze(-1)
 
 
 class _Affine(Module):

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .blocks import DenseBlocks, PairSums, part_scales
-from .flatten import flatten
+from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
+from .charges import TensorNet2, mean_charges
+from .flatten import flatten, select_outputs
+from .kernels.functions import FusedOperators, FusedPairs, FusedSums
+from .kernels.operators import available
 from .model import TensorNet
 from .module import Module
-from .neighbors import AllPairs, CellPairs, Grid, SelectedPairs, choose_grid, pair_capacity
-from .network import StaticNetwork
-from .tabulate import Functions, RadialTable
+from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, nnpops_fits, pair_capacity
+from .network import PortableOperators, StaticNetwork
+from .tabulate import RadialTable
 from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
+KERNELS = ("portable", "fused")
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (1024, 2048, 4096, 8192)
@@ -32,6 +39,8 @@ DENSE_ATOMS = 48
 REFERENCE_ATOMS = 100
 # Pairs of a list that are gathered at a time.
 CHUNK = 1024
+# Of the Coulomb interaction with periodic boundaries, where neither the user nor the model says otherwise.
+COULOMB_CUTOFF = 1.2  # nm
 
 
 @dataclass(frozen=True)
@@ -129,19 +138,37 @@ def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(value.__index__() for value in values)
 
 
-class _DirectRadial(Module):
-    """The radial functions themselves, behind the interface of :class:`RadialTable`."""
+class _RadialFunctions(Module):
+    """The radial functions of a TensorNet as the static network takes them: distances in nm, (D,), to (D, G·F)."""
 
-    def __init__(self, model: TensorNet, dtype: torch.dtype, share: slice = slice(None)):
+    def __init__(self, model: TensorNet):
         super().__init__()
-        self.model, self.share = model.to(dtype), share
-        self.per_nm = 1 / model.units.nm_per_length
+        self.model = model
+        scales = torch.ones(1 + len(model.layers), 3, 1, dtype=model.mean.dtype)
+        scales[0, :, 0] = part_scales()
+        self.register_buffer("scales", scales)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        return (self.model.radial_functions(distance / self.model.units.nm_per_length) * self.scales).flatten(1)
+
+
+def radial_functions(model: TensorNet, dense: bool) -> list[nn.Module]:
+    """What the static network of a float64 model takes from the distance alone, in groups that are tabulated together."""
+    return charge_radial_functions(model, dense) if isinstance(model, TensorNet2) else [_RadialFunctions(model)]
+
+
+class _DirectRadial(Module):
+    """Radial functions themselves, behind the interface of :class:`RadialTable`; a share is one of equal parts."""
+
+    def __init__(self, functions: nn.Module, dtype: torch.dtype, share: tuple[int, int] = (0, 1)):
+        super().__init__()
+        self.functions, self.share = copy.deepcopy(functions).to(dtype), share
         self.register_buffer("nan", torch.tensor(torch.nan, dtype=dtype))
-        self.register_buffer("scales", _function_scales(model).to(dtype))
 
     def forward(self, distance: Tensor) -> Tensor:
         distance = torch.where(distance < MINIMUM_DISTANCE, self.nan, distance)
-        return (self.model.radial_functions(distance * self.per_nm) * self.scales)[:, self.share].flatten(1)
+        k, parts = self.share
+        return self.functions(distance).chunk(parts, dim=1)[k]
 
     def evaluate(self, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self(distance), (distance,)
@@ -152,14 +179,36 @@ class _DirectRadial(Module):
             return torch.autograd.grad(self(distance), distance, gradient)[0]
 
     def split(self, parts: int) -> list[nn.Module]:
-        return [_DirectRadial(self.model, self.scales.dtype, slice(k, k + 1)) for k in range(parts)]
+        return [_DirectRadial(self.functions, self.nan.dtype, (k, parts)) for k in range(parts)]
 
 
-def _function_scales(model: TensorNet) -> Tensor:
-    """Factors of the radial functions in the orthonormal basis, shape (1 + layers, 3, 1); float64."""
-    scales = torch.ones(1 + len(model.layers), 3, 1, dtype=torch.float64)
-    scales[0, :, 0] = part_scales()
-    return scales
+class Room(NamedTuple):
+    """What the list of pairs within a cutoff holds.
+
+    Attributes
+    ----------
+    capacity : int or None
+        Pairs; None where all pairs of each molecule are evaluated.
+    grid : Grid or None
+        Cells in which they are looked for; None where all pairs are compared.
+    finder : str
+        Who looks for them: "torch", "nnpops" or "fused".
+    """
+
+    capacity: int | None
+    grid: Grid | None = None
+    finder: str = "torch"
+
+    def pairs(self, molecules: Tensor, periodic: bool, cutoff: float) -> nn.Module:
+        """The list; cutoff in nm."""
+        if self.capacity is None:
+            return AllPairs(molecules, periodic, cutoff)
+        if self.finder != "torch":
+            kind = NNPOpsPairs if self.finder == "nnpops" else FusedPairs
+            return kind(molecules, periodic, cutoff, self.capacity)
+        if self.grid is None:
+            return SelectedPairs(molecules, periodic, cutoff, self.capacity)
+        return CellPairs(molecules, periodic, cutoff, self.capacity, self.grid)
 
 
 class StaticProgram(Module):
@@ -171,45 +220,76 @@ class StaticProgram(Module):
         atoms: Atoms,
         periodic: bool,
         dtype: torch.dtype,
-        radial: Any,
-        capacity: int | None,
-        grid: Grid | None,
+        radial: list[Any],
+        rooms: tuple[Room, Room | None],
+        fused: bool = False,
     ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
         units = model.units
         self.periodic = periodic
-        self.cutoff = model.cutoff * units.nm_per_length
+        cutoff = model.network_cutoff * units.nm_per_length
+        # The box must be twice as wide as the larger of the cutoffs.
+        self.cutoff = model.cutoff * units.nm_per_length if math.isfinite(model.cutoff) else cutoff
         self.dtype = dtype
         self.num_molecules = len(atoms.charges)
 
         zero = torch.zeros(1, dtype=torch.float64)
-        self_functions = (model.radial_functions(zero) * _function_scales(model)).flatten().to(dtype)
+        room, coulomb_room = rooms
+        dense = _is_dense(model, room, fused)
+        own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
+        pairs = room.pairs(molecules, periodic, cutoff)
+        operators_of = FusedOperators if fused else PortableOperators
+        # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
+        factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
+        receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
-        if capacity is None:
+        embedding: nn.Module | None = None
+        if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
-            self.pairs: nn.Module = AllPairs(molecules, periodic, self.cutoff)
-            sums = DenseBlocks(radial, places[self.pairs.index], occupied, species, self_functions)
-            slot_charge = charges.repeat_interleave(n)
-        else:
-            linear = model.embedding.species_pair
-            embedded = model.embedding.species(z)
-            receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
-            if grid is None:
-                self.pairs = SelectedPairs(molecules, periodic, self.cutoff, capacity)
+            slots = places[pairs.index]  # type: ignore[index]
+            operators = operators_of(model, factor_charges.repeat_interleave(n), dtype)
+            if isinstance(model, TensorNet2):
+                if fused:
+                    spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
+                    spread[:, places] = torch.stack((receiver, sender))
+                    embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
+                sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
-                self.pairs = CellPairs(molecules, periodic, self.cutoff, capacity, grid)
-            parts = radial.split(1 + len(model.layers))
-            receiver, sender = (receiver + linear.bias).to(dtype), sender.to(dtype)
-            sums = PairSums(parts, receiver, sender, self_functions, CHUNK)
-            slot_charge = charges[molecules]
-            places = torch.arange(len(z))
-        self.guarded = capacity is not None or bool((torch.bincount(molecules) == 1).any())
-        self.network = StaticNetwork(model, sums, slot_charge, dtype)
+                sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
+            slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
+        else:
+            operators = operators_of(model, factor_charges[molecules], dtype)
+            if isinstance(model, TensorNet2):
+                if fused:
+                    embedding = FusedSums(radial[0], receiver, sender, own[0])
+                sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
+            elif fused:
+                sums = FusedSums(radial[0], receiver, sender, own[0])
+            else:
+                sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], CHUNK)
+            slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
+        self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
+        self.lists: Any = nn.ModuleList([pairs])
+        self.coulomb: nn.Module | None = None
+        if isinstance(model, TensorNet2):
+            self.network: nn.Module = ChargeNetwork(
+                model, sums, operators, slot_molecules, occupied.flatten(), charges, dtype
+            )
+            self.register_buffer("places", places)
+            self.register_buffer("total_charge", charges)
+            if coulomb_room is not None and not (dense and pairs.empty):
+                self.coulomb = StaticCoulomb(model, (occupied.shape[0], occupied.shape[1]), dtype)
+                if dense:  # the same pairs
+                    self.register_buffer("slots", slots)
+                else:
+                    self.lists.append(coulomb_room.pairs(molecules, periodic, self.cutoff))
+        else:
+            self.network = StaticNetwork(model, sums, operators, dtype)
 
         # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
         count = torch.bincount(molecules, minlength=self.num_molecules).double()
@@ -222,10 +302,8 @@ class StaticProgram(Module):
         constant = weight * torch.zeros_like(count).index_add(0, molecules, reference) + model.mean
         kj = units.kj_per_mol_per_energy
         self.register_buffer("constant", constant * kj)
-        atom_weight = torch.zeros(len(slot_charge), dtype=torch.float64)
+        atom_weight = torch.zeros(len(slot_molecules), dtype=torch.float64)
         atom_weight[places] = kj * model.std * weight[molecules]
-        slot_molecules = torch.zeros(len(slot_charge), dtype=torch.long)
-        slot_molecules[places] = molecules
         self.register_buffer("atom_weight", atom_weight)
         self.register_buffer("slot_molecules", slot_molecules)
         self.register_buffer("molecules", molecules)
@@ -238,38 +316,54 @@ class StaticProgram(Module):
         self.priors: Any = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
         self.register_buffer("z", z)
 
-    def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Energies, shape (M,), kJ/mol, and forces, shape (N, 3), kJ/mol/nm; both float64."""
+    def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Energies, shape (M,), kJ/mol, forces, shape (N, 3), kJ/mol/nm, and, where there are any, partial charges, shape (N,)."""
         with torch.no_grad():
-            pairs, vector, overflow = self.pairs(positions, box)
+            found = [pair_list(positions, box) for pair_list in self.lists]
             # Subtracted in the dtype they arrive in, then cast; an operator also where the dtypes agree while tracing.
-            r = torch.ops.aten._to_copy(vector, dtype=self.dtype)
-        r.requires_grad_(True)
-        distance, head = self.network(r, pairs)
+            vectors = [torch.ops.aten._to_copy(vector, dtype=self.dtype) for _, vector, _ in found]
+        for r in vectors:
+            r.requires_grad_(True)
+        pairs = found[0][0]
+        distance, head, *charges = self.network(vectors[0], pairs)
+        if self.coulomb is not None:
+            if len(found) == 1:
+                head = head + self.coulomb(charges[0], distance, self.slots)
+            else:
+                head = head + self.coulomb(charges[0], torch.linalg.vector_norm(vectors[1], dim=1), found[1][0])
         pair_energy = self._pair_energy(distance, pairs)
         if pair_energy is None:
-            (force,) = torch.autograd.grad(head, r, self.head_seed)
+            forces_of_pairs = torch.autograd.grad(head, vectors, self.head_seed)
         else:
             seeds = (self.head_seed, self.pair_seed.expand(pair_energy.shape))
-            (force,) = torch.autograd.grad((head, pair_energy), r, seeds)
+            forces_of_pairs = torch.autograd.grad((head, pair_energy), vectors, seeds)
         with torch.no_grad():
-            i, j = pairs.unbind(0)
             energy = self._add(self.constant, self.slot_molecules, head.double(), self.atom_weight)
             if pair_energy is not None:
-                molecules = self.molecules.index_select(0, i)
+                molecules = self.molecules.index_select(0, pairs[0])
                 kj = self.pair_weight.expand(pair_energy.shape)
                 energy = self._add(energy, molecules, pair_energy.double(), kj)
             if self.guarded:  # an atom at NaN that has no pair would go unnoticed
                 energy = torch.add(energy, positions.sum(), alpha=0)
-            if overflow is not None:
-                energy = torch.where(overflow, torch.nan, energy)  # a dropped pair would be a wrong number
+            for _, _, overflow in found:
+                if overflow is not None:
+                    energy = torch.where(overflow, torch.nan, energy)  # a dropped pair would be a wrong number
             if box is not None:
                 # A box below twice the cutoff would miss pairs.
                 energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
-            force = force.double()
-            forces = self.no_force.index_add(0, i, force).index_add(0, j, force, alpha=-1)
+            forces = self.no_force
+            for (listed, _, _), force in zip(found, forces_of_pairs, strict=True):
+                i, j = listed.unbind(0)
+                force = force.double()
+                forces = forces.index_add(0, i, force).index_add(0, j, force, alpha=-1)
             # Zero times the energy: whatever makes it NaN makes all forces NaN.
-            return energy, torch.add(forces, energy if self.num_molecules == 1 else energy.sum(), alpha=0)
+            total = energy if self.num_molecules == 1 else energy.sum()
+            forces = torch.add(forces, total, alpha=0)
+            if not charges:
+                return energy, forces
+            last = charges[0][-1].index_select(0, self.places).double()
+            partial = mean_charges(last, self.molecules, self.total_charge)
+            return energy, forces, torch.add(partial, total, alpha=0)
 
     def _add(self, start: Tensor, molecules: Tensor, values: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of the values of each molecule, added to `start`, shape (M,)."""
@@ -285,24 +379,35 @@ class StaticProgram(Module):
         return torch.stack([prior.pair_energy(z_i, z_j, distance * self.per_nm) for prior in self.priors]).sum(0)
 
 
-def _room(
-    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple]
-) -> tuple[int | None, Grid | None]:
-    """Pairs that a list holds and its cells; None, None where all pairs are evaluated."""
+def _rooms(
+    model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], finder: str = "torch"
+) -> tuple[Room, Room | None]:
+    """What the list of the network holds, and that of the Coulomb interaction, where there is one."""
     _, molecules, _ = atoms.tensors()
     sizes = torch.bincount(molecules)
-    if int(sizes.max()) <= DENSE_ATOMS:
-        return None, None
-    cutoff = model.cutoff * model.units.nm_per_length
-    known = [(x, molecules, box) for x, box, _ in check]
-    if max_pairs is None:
-        max_pairs = pair_capacity(sizes, cutoff, known)
-    elif isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
-        raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
+    dense = int(sizes.max()) <= DENSE_ATOMS
+    if finder == "nnpops":  # it lists pairs across molecules too
+        molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
     everything = int((sizes * (sizes - 1) // 2).sum())
-    # Without a geometry nothing is known of the box, and all pairs are compared.
-    grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
-    return max(1, min(max_pairs, everything)), grid
+    known = [(x, molecules, box) for x, box, _ in check]
+    if max_pairs is not None and (isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1):
+        raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
+
+    def room(cutoff: float, capacity: int | None = None) -> Room:
+        if dense or not math.isfinite(cutoff):
+            return Room(None)
+        cutoff = cutoff * model.units.nm_per_length
+        if capacity is None:
+            capacity = pair_capacity(sizes, cutoff, known)
+        capacity = max(1, min(capacity, everything))
+        if finder != "torch":
+            return Room(capacity, finder=finder)
+        # Without a geometry nothing is known of the box, and all pairs are compared.
+        grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
+        return Room(capacity, grid)
+
+    coulomb = room(model.cutoff) if isinstance(model, TensorNet2) and model.config.coulomb else None
+    return room(model.network_cutoff, max_pairs), coulomb
 
 
 def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -316,6 +421,18 @@ def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
     places = molecules * n + place
     occupied = torch.arange(n)[None, :] < sizes[:, None]
     return places, occupied
+
+
+def _species_halves(model: TensorNet, z: Tensor) -> tuple[Tensor, Tensor]:
+    """What receiver and sender contribute to Z_ij, each of shape (N, F)."""
+    linear, embedded = model.embedding.species_pair, model.embedding.species(z)
+    receiver, sender = (torch.mm(embedded, half.T) for half in linear.weight.chunk(2, dim=1))
+    return receiver + linear.bias, sender
+
+
+def _is_dense(model: TensorNet, room: Room, fused: bool) -> bool:
+    """Whether sums are over dense blocks; fused ones always go through a list."""
+    return room.capacity is None and (not fused or isinstance(model, TensorNet2))
 
 
 def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
@@ -345,6 +462,8 @@ class StaticPotential(Module):
     max_pairs : int, optional
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    kernels : str
+        "portable" (PyTorch's own operators) or "fused" (:mod:`openmm_tensornet.kernels`).
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
 
@@ -356,6 +475,8 @@ class StaticPotential(Module):
         Pairs that the list holds; None where all pairs are evaluated.
     grid : Grid or None
         Cells in which the pairs are looked for; None where all pairs are compared.
+    finder : str
+        Who lists the pairs: "torch", "nnpops" (where NNPOps is installed and there is a GPU) or "fused".
     tabulation : dict or None
         The tables' size and the errors reached.
     """
@@ -369,9 +490,16 @@ class StaticPotential(Module):
         precision: str = "single",
         tabulate: bool = True,
         max_pairs: int | None = None,
+        kernels: str = "portable",
         check: Sequence[tuple] = (),
     ):
         super().__init__()
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels: expected one of {', '.join(KERNELS)}, received {kernels!r}")
+        if kernels == "fused" and not tabulate:
+            raise ValueError(
+                "kernels: expected 'portable' with tabulate=False, received 'fused', which needs the tables"
+            )
         if precision not in DTYPES:
             raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
         for prior in model.priors:
@@ -380,50 +508,62 @@ class StaticPotential(Module):
                     f"periodic: expected False for a model with the prior {type(prior).__name__}, received True; TorchMD-Net "
                     "ignores the box in it, so its energy would depend on how molecules are wrapped"
                 )
+        if periodic and not math.isfinite(model.cutoff):
+            raise ValueError(
+                "coulomb_cutoff: expected a cutoff of the Coulomb interaction with periodic boundaries, received None; "
+                "see choose_coulomb_cutoff"
+            )
         reference = copy_double(model)
-        self.capacity, self.grid = _room(model, atoms, max_pairs, check)
-        self.atoms, self.periodic, self.precision = atoms, periodic, precision
+        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
+        finder = "nnpops" if nnpops_fits() else "fused" if self.fused else "torch"
+        self.rooms = _rooms(model, atoms, max_pairs, check, finder)
+        self.capacity, self.grid, self.finder = self.rooms[0]
         self.tabulation: dict | None = None
-        radial: nn.Module
+        functions = radial_functions(reference, _is_dense(model, self.rooms[0], self.fused))
         if tabulate:
-            functions = scaled_radial_functions(reference)
-            intervals = self._refine(reference, functions, check)
-            radial = radial_table(reference, functions, intervals, RANK[precision], DTYPES[precision])
+            intervals = self._refine(reference, check)
+            radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
         else:
-            radial = _DirectRadial(copy_double(model), DTYPES[precision])
-        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.capacity, self.grid)
+            radial = [_DirectRadial(group, DTYPES[precision]) for group in functions]
+        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.rooms, self.fused)
         self.cutoff = program.cutoff
         generator = torch.Generator().manual_seed(0)
         example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
         if periodic:
             example = (*example, torch.eye(3, dtype=torch.float64) * 3 * self.cutoff)
-        self.program = flatten(program, example)
+        flat = flatten(program, example)
+        self.program = select_outputs(flat, slice(0, 2))
+        self.charge_program = select_outputs(flat, 2) if isinstance(model, TensorNet2) else None
 
-    def _refine(self, model: TensorNet, functions: Functions, check: Sequence[tuple]) -> int:
-        """Number of intervals at which a float64 table meets :data:`TABULATION` on all geometries and on its own grid."""
-        worst, error = Deviation(0.0, 0.0), None
+    def _refine(self, model: TensorNet, check: Sequence[tuple]) -> int:
+        """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
+        worst, errors = Deviation(0.0, 0.0), []
+        # In the portable program: fused kernels for float64 would have to be compiled for this alone.
+        rooms = _rooms(model, self.atoms, self.capacity, check)
+        functions = radial_functions(model, rooms[0].capacity is None)
         for intervals in TABLE_SIZES:
-            table = radial_table(model, functions, intervals, RANK[self.precision], torch.float64)
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, table, self.capacity, self.grid)
-            found = [deviation(program(x, box), expected) for x, box, expected in check]
+            tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
+            found = [deviation(program(x, box)[:2], expected) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
                 continue
-            error = table.error(functions)
-            if error.value <= FUNCTION_ERROR[0] and error.derivative <= FUNCTION_ERROR[1]:
+            errors = [table.error(group) for table, group in zip(tables, functions, strict=True)]
+            value, derivative = max(e.value for e in errors), max(e.derivative for e in errors)
+            if value <= FUNCTION_ERROR[0] and derivative <= FUNCTION_ERROR[1]:
                 self.tabulation = {
                     "intervals": intervals,
-                    "basis_functions": len(table.modes),
+                    "basis_functions": sum(len(table.modes) for table in tables),
                     "trusted_from_nm": MINIMUM_DISTANCE,
-                    "largest_value_error": error.value,
-                    "largest_derivative_error": error.derivative,
+                    "largest_value_error": value,
+                    "largest_derivative_error": derivative,
                     "energy_eV_per_atom": worst.energy,
                     "relative_force": worst.force,
                 }
                 return intervals
         raise RuntimeError(
             f"tabulate: expected radial functions that {TABLE_SIZES[-1]} intervals describe to "
-            f"{TABULATION[self.precision]}, reached {worst} with {error}; pass tabulate=False to evaluate the functions themselves"
+            f"{TABULATION[self.precision]}, reached {worst} with {errors}; pass tabulate=False to evaluate the functions themselves"
         )
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -446,43 +586,87 @@ class StaticPotential(Module):
         """
         return self.program(positions, box) if self.periodic else self.program(positions)
 
+    def partial_charges(self, positions: Tensor, box: Tensor | None = None) -> Tensor:
+        """Partial charges, shape (N,), float64, of a model that has them; arguments as :meth:`forward`.
+
+        See :meth:`openmm_tensornet.charges.TensorNet2.partial_charges`.
+        """
+        assert self.charge_program is not None
+        return self.charge_program(positions, box) if self.periodic else self.charge_program(positions)
+
+
+def choose_kernels(kernels: str) -> str:
+    """Resolve "auto": fused where numba is installed and torch sees no GPU, for which there are no fused kernels."""
+    if kernels == "auto":
+        return "fused" if available() and not torch.cuda.is_available() else "portable"
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels: expected one of auto, {', '.join(KERNELS)}, received {kernels!r}")
+    if kernels == "fused" and not available():
+        raise ImportError(
+            "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"
+        )
+    return kernels
+
 
 def copy_double(model: TensorNet) -> TensorNet:
     """A frozen copy in float64, from which everything static is made."""
     return copy.deepcopy(model).double().eval().requires_grad_(False)
 
 
-def expected_energy_and_forces(
-    model: TensorNet, atoms: Atoms, positions: Tensor, box: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm.
+def expected_energies_and_forces(
+    model: TensorNet, atoms: Atoms, cases: dict[str, tuple[Tensor, Tensor | None]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm, of each geometry.
 
-    The reference model; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the float64 program without
-    tables takes its place, which the tests compare with the reference model at such sizes.
+    The reference model's; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the portable program takes its
+    place, in float64 with the finest table (whose functions agree with the model's to about 1e-10). The tests compare it
+    with the reference model at such sizes.
     """
     model = copy_double(model)
-    if len(positions) <= REFERENCE_ATOMS:
-        return reference_energy_and_forces(model, atoms, positions, box)
-    capacity, grid = _room(model, atoms, None, [(positions, box, None)])
-    radial = _DirectRadial(copy_double(model), torch.float64)
-    program = StaticProgram(model, atoms, box is not None, torch.float64, radial, capacity, grid)
-    return program(positions, box)
+    if len(atoms.numbers) <= REFERENCE_ATOMS:
+        return {name: reference_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
+    rooms = _rooms(model, atoms, None, [(*case, None) for case in cases.values()])
+    functions = radial_functions(model, rooms[0].capacity is None)
+    radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"], torch.float64)
+    periodic = any(box is not None for _, box in cases.values())
+    program = StaticProgram(model, atoms, periodic, torch.float64, radial, rooms)
+    return {name: program(*case)[:2] for name, case in cases.items()}
 
 
-def scaled_radial_functions(model: TensorNet) -> Functions:
-    """The radial functions of a float64 model as the static network takes them: distances in nm, (K,), to (K, G·F)."""
-    units = model.units
-    scales = _function_scales(model)
-
-    def functions(distance: Tensor) -> Tensor:
-        return (model.radial_functions(distance / units.nm_per_length) * scales).flatten(1)
-
-    return functions
-
-
-def radial_table(
-    model: TensorNet, functions: Functions, intervals: int, rank: float, dtype: torch.dtype
-) -> RadialTable:
-    """Table from the closest trusted distance to the network's cutoff."""
+def radial_tables(
+    model: TensorNet, functions: list[nn.Module], intervals: int, rank: float, dtype: torch.dtype
+) -> list[RadialTable]:
+    """Tables from the closest trusted distance to the network's cutoff."""
     upper = model.config.cutoff_upper * model.units.nm_per_length
-    return RadialTable(functions, MINIMUM_DISTANCE, upper, intervals, rank, dtype)
+    return [RadialTable(group, MINIMUM_DISTANCE, upper, intervals, rank, dtype) for group in functions]
+
+
+def choose_coulomb_cutoff(model: TensorNet, periodic: bool, cutoff: float | None) -> TensorNet:
+    """The model with the cutoff of its Coulomb interaction that is to be used; `model` itself is not changed.
+
+    Parameters
+    ----------
+    model : TensorNet
+    periodic : bool
+    cutoff : float or None
+        nm. By default the model's own; where it has none, :data:`COULOMB_CUTOFF` with periodic boundaries and no cutoff in vacuum.
+    """
+    if not isinstance(model, TensorNet2) or not model.config.coulomb:
+        if cutoff is not None:
+            raise ValueError(
+                f"coulomb_cutoff: expected None for a model without a Coulomb interaction, received {cutoff:g} nm; leave it out"
+            )
+        return model
+    if cutoff is None:
+        if model.config.coulomb_cutoff is not None or not periodic:
+            return model
+        cutoff = COULOMB_CUTOFF
+    chosen = copy.copy(model)
+    chosen.config = dataclasses.replace(model.config, coulomb_cutoff=cutoff / model.units.nm_per_length)
+    return chosen
+
+
+def coulomb_cutoff_of(model: TensorNet) -> float | None:
+    """Cutoff of a model's Coulomb interaction, nm; None where it has neither."""
+    cutoff = model.config.coulomb_cutoff if isinstance(model, TensorNet2) else None
+    return None if cutoff is None else cutoff * model.units.nm_per_length

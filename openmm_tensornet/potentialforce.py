@@ -48,6 +48,9 @@ class PotentialForce:
         periodic: bool | None = None,
         positions: Any = None,
         box_vectors: Any = None,
+        coulomb_cutoff: Any = None,
+        max_pairs: int | None = None,
+        kernels: str = "auto",
         precision: str = "single",
         cuda_graphs: bool = True,
         warmup_steps: int = 10,
@@ -74,6 +77,9 @@ class PotentialForce:
             periodic=periodic,
             positions=positions,
             box_vectors=box_vectors,
+            coulomb_cutoff=coulomb_cutoff,
+            max_pairs=max_pairs,
+            kernels=kernels,
             precision=precision,
         ).describe(name=type(self).__name__ if name is None else name, scale_parameter=scale_parameter)
         self._build(exported, cuda_graphs, warmup_steps)
@@ -148,6 +154,35 @@ class PotentialForce:
         energies = self._energies(context, *self._geometry(context))
         return factor * energies.cpu().numpy() * unit.kilojoule_per_mole
 
+    def partial_charges(self, context: openmm.Context) -> np.ndarray:
+        """Partial charges that a TensorNet2 predicts for the positions, and the box, of a Context.
+
+        The mean over the charge channels of the network's last layer; those of a molecule sum to its total charge. They are
+        evaluated anew.
+
+        Parameters
+        ----------
+        context : openmm.Context
+
+        Returns
+        -------
+        array of float64, shape (atoms,)
+            Of the force's atoms, in elementary charges.
+
+        Raises
+        ------
+        ValueError
+            If the model has no partial charges.
+        """
+        charges = getattr(self._module, "charges", None)
+        if charges is None:
+            raise ValueError(
+                "partial_charges: expected a force of a model with partial charges (TensorNet2, such as AceFF-2.0), received one without"
+            )
+        arguments = [t for t in self._geometry(context) if t is not None]
+        with torch.no_grad():
+            return charges.cpu()(*arguments).numpy()
+
     def diagnose(self, context: openmm.Context) -> str | None:
         """Why the energy and the forces at the positions of a Context are NaN.
 
@@ -178,13 +213,15 @@ class PotentialForce:
             check_positions(own, atoms, labels, box)
         except ValueError as error:
             return str(error)
-        room = metadata["max_pairs"]
-        if room is not None:
-            pairs = find_pairs(own, atoms.tensors()[1], metadata["cutoff_nm"], box).edge_index.shape[1] // 2
+        for kind, room in (("network", metadata["max_pairs"]), ("coulomb", metadata["max_coulomb_pairs"])):
+            if room is None:
+                continue
+            cutoff = metadata[f"{kind}_cutoff_nm"]
+            pairs = find_pairs(own, atoms.tensors()[1], cutoff, box).edge_index.shape[1] // 2
             if pairs > room:
                 return (
-                    f"positions: expected at most {room} pairs closer than the cutoff, found {pairs}; make the force with "
-                    "positions= of a geometry as dense as this one"
+                    f"positions: expected at most {room} pairs closer than the cutoff of {cutoff:g} nm, found {pairs}; make the force "
+                    "with positions= of a geometry as dense as this one"
                 )
         return (
             "positions: the network gives NaN, or atoms are more crowded than the cells of the pair list have room for; "

@@ -42,6 +42,8 @@ class RunFiles:
         What a run resumes from.
     final : Path
         PDB of the last structure.
+    charges : Path
+        CSV of partial charges (e), if they were asked for: ``step``, then a column for each atom, named by its index; one row a frame.
     """
 
     start: Path
@@ -49,17 +51,19 @@ class RunFiles:
     energies: Path
     checkpoint: Path
     final: Path
+    charges: Path
 
     @classmethod
     def in_directory(cls, directory: str | os.PathLike[str]) -> RunFiles:
         """The files of a run in `directory`."""
         d = Path(directory)
-        return cls(d / "start.pdb", d / "trajectory.dcd", d / "energies.csv", d / "checkpoint.zip", d / "final.pdb")
+        names = ("start.pdb", "trajectory.dcd", "energies.csv", "checkpoint.zip", "final.pdb", "charges.csv")
+        return cls(*(d / name for name in names))
 
     def clear(self) -> None:
         """Make the directory, and remove what an earlier run left in it."""
         self.start.parent.mkdir(parents=True, exist_ok=True)
-        for file in (self.checkpoint, self.trajectory, self.energies, self.start, self.final):
+        for file in (self.checkpoint, self.trajectory, self.energies, self.start, self.final, self.charges):
             file.unlink(missing_ok=True)
 
 
@@ -174,8 +178,8 @@ class Checkpoint:
             )
         say(f"resumed at step {self.run['step']} ({how})")
 
-    def cut_back(self, energies: IO[str], frames: IO[bytes]) -> None:
-        """Cut the open output files back to what they were when the checkpoint was written.
+    def cut_back(self, open_files: dict[str, IO]) -> None:
+        """Cut the open output files, by their names in `sizes`, back to what they were when the checkpoint was written.
 
         Raises
         ------
@@ -183,16 +187,18 @@ class Checkpoint:
             If one is shorter than it was.
         """
         sizes = self.run["sizes"]
-        for file, expected in ((energies, sizes["energies"]), (frames, sizes["trajectory"])):
+        for name, file in open_files.items():
+            expected = sizes[name]
             size = os.fstat(file.fileno()).st_size
             if size < expected:
                 raise ValueError(
                     f"{file.name}: expected at least {expected} bytes, which the checkpoint counts on, found "
                     f"{size}; put the file back or start a new run"
                 )
-        energies.truncate(sizes["energies"])
-        energies.seek(0, os.SEEK_END)
-        frames.truncate(sizes["trajectory"])
+        for name, file in open_files.items():
+            file.truncate(sizes[name])
+            file.seek(0, os.SEEK_END)
+        frames = open_files["trajectory"]
         # The header counts the frames and names the last step; DCDFile reads the former when it appends.
         interval = self.run["settings"]["report_interval"]
         frames.seek(8)

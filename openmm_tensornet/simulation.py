@@ -11,6 +11,8 @@ import io
 import math
 import os
 import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
 from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import number_in, positive_in, tensornet_forces
+from .system import tensornet_forces
+from .units import number_in, positive_in
 
 if TYPE_CHECKING:
     import openmm
@@ -37,6 +40,8 @@ CSV_COLUMNS = (
 CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
 MAX_MINIMIZER_ITERATIONS = 1000
+# Damped enough to lose within some ps what the forces give, and not so much that nothing moves.
+QUENCH_FRICTION, QUENCH_STEPS = 20.0, 1000  # 1/ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
@@ -84,6 +89,7 @@ def simulate(
     platform: str | None = None,
     platform_properties: dict[str, str] | None = None,
     seed: int | None = None,
+    charges: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -129,6 +135,8 @@ def simulate(
         default.
     seed : int, optional
         Of velocities and thermostat; drawn and printed by default.
+    charges : bool
+        With every frame of the trajectory, write the partial charges that the potential predicts.
     resume : bool
         Continue the run in `output`. A run that ended before its first checkpoint is started anew.
     overwrite : bool
@@ -176,12 +184,14 @@ def simulate(
     num_reports = max(1, math.ceil(time_ps * 1000 / timestep_fs / report_interval - 1e-6))
     say = (lambda _: None) if quiet else partial(print, flush=True)
 
+    charges_of = _partial_charges(system) if charges else None
     settings = {
         "timestep_fs": timestep_fs,
         "temperature_K": temperature_K,
         "friction_per_ps": friction_per_ps,
         "report_interval": report_interval,
         **describe_system(topology, system),
+        **({"charges": True} if charges else {}),
     }
     files = RunFiles.in_directory(output)
     checkpoint = find_checkpoint(files, settings, seed) if resume else None
@@ -214,7 +224,7 @@ def simulate(
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
-                simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
+                _minimize(simulation)
                 _check_finite(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
@@ -224,7 +234,7 @@ def simulate(
             checkpoint.restore(context, files, say)
         for _ in range(WARMUP_EVALUATIONS):
             evaluate(context)
-        ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet)
+        ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
         raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
@@ -245,8 +255,9 @@ def _produce(
     checkpoint: Checkpoint | None,
     num_reports: int,
     quiet: bool,
+    charges_of: tuple[list[int], Callable[[openmm.Context], Any]] | None,
 ) -> float:
-    """The production loop: steps, row, frame, checkpoint. Returns ns/day."""
+    """The production loop: steps, row, frame, charges, checkpoint. Returns ns/day."""
     from openmm.app import DCDFile
 
     context, system = simulation.context, simulation.system
@@ -259,23 +270,28 @@ def _produce(
     with (
         open(files.energies, mode, encoding="ascii", newline="\n") as energies,
         open(files.trajectory, f"{mode}b") as frames,
+        ExitStack() as stack,
         _ProgressBar(num_reports * interval, quiet, first * interval, "running") as bar,
     ):
+        open_files: dict[str, Any] = {"energies": energies, "trajectory": frames}
+        if charges_of is not None:
+            opened = open(files.charges, mode, encoding="ascii", newline="\n")
+            open_files["charges"] = stack.enter_context(opened)
 
         def save(frame: int, state: openmm.State) -> None:
-            for file in (energies, frames):
+            sizes = {}
+            for name, file in open_files.items():
                 file.flush()
                 os.fsync(file.fileno())
-            sizes = {
-                "energies": os.path.getsize(files.energies),
-                "trajectory": os.path.getsize(files.trajectory),
-            }
+                sizes[name] = os.fstat(file.fileno()).st_size
             Checkpoint.of(context, state, settings, seed, frame, sizes).write(files.checkpoint)
 
         if checkpoint is None:
             energies.write(",".join(columns) + "\n")
+            if charges_of is not None:
+                open_files["charges"].write(",".join(["step", *map(str, charges_of[0])]) + "\n")
         else:
-            checkpoint.cut_back(energies, frames)
+            checkpoint.cut_back(open_files)
         trajectory = DCDFile(frames, simulation.topology, dt, interval, interval, append=checkpoint is not None)
         if checkpoint is None:
             save(0, evaluate(context))
@@ -287,6 +303,9 @@ def _produce(
             row = _csv_row(report * interval, state, dof, periodic)
             energies.write(",".join(row) + "\n")
             trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
+            if charges_of is not None:
+                values = charges_of[1](context)
+                open_files["charges"].write(",".join([row[0], *(f"{q:.8f}" for q in values)]) + "\n")
             if perf_counter() - saved >= CHECKPOINT_SECONDS or report == num_reports:
                 save(report, state)
                 saved = perf_counter()
@@ -294,6 +313,43 @@ def _produce(
         elapsed = perf_counter() - started
     simulated_ns = (num_reports - first) * interval * settings["timestep_fs"] * 1e-6
     return simulated_ns / elapsed * 86400 if simulated_ns > 0 else math.nan
+
+
+def _partial_charges(system: openmm.System) -> tuple[list[int], Callable[[openmm.Context], Any]]:
+    """The atoms that have partial charges, and what gives them for a Context."""
+    for force in tensornet_forces(system):
+        if "q_dim" in force.metadata["model"]["config"]:
+            return force.metadata["particles"] or list(range(system.getNumParticles())), force.partial_charges
+    raise ValueError(
+        "charges: expected a System with a force of a model that predicts partial charges (TensorNet2, such as AceFF-2.0), "
+        "received one without; leave charges out"
+    )
+
+
+def _minimize(simulation: Simulation) -> None:
+    """Bring the structure near a minimum of the energy.
+
+    OpenMM's minimiser tries a first step of 1 nm in all, whatever the forces. Where that brings atoms so close that a potential
+    is NaN, it is lost; dynamics at 0 K then takes its place. It leaves steps and time to be set back.
+    """
+    from openmm import OpenMMException
+
+    context, integrator = simulation.context, simulation.integrator
+    start = context.getState(positions=True).getPositions(asNumpy=True)
+    try:
+        simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
+        lost = not math.isfinite(evaluate(context).getPotentialEnergy()._value)
+    except OpenMMException:  # the CPU and CUDA platforms check positions
+        lost = True
+    if lost:
+        temperature, friction = integrator.getTemperature(), integrator.getFriction()
+        context.setPositions(start)
+        context.setVelocitiesToTemperature(0)
+        integrator.setTemperature(0)
+        integrator.setFriction(QUENCH_FRICTION)
+        integrator.step(QUENCH_STEPS)
+        integrator.setTemperature(temperature)
+        integrator.setFriction(friction)
 
 
 def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed: int, quiet: bool) -> None:

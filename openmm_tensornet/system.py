@@ -5,12 +5,13 @@ Plain numbers are in the unit that the docstring names; a Quantity is converted 
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from .units import positive_in
 
 if TYPE_CHECKING:
     import openmm
@@ -96,8 +97,8 @@ def create_system(
     ----------
     topology : openmm.app.Topology
         The atoms, their elements and bonds, and the box.
-    model : path or TensorNet
-        A TorchMD-Net checkpoint, an exported file, or a loaded model.
+    model : path, str or TensorNet
+        A TorchMD-Net checkpoint, an exported file, the name of a known model, or a loaded model.
     hydrogen_mass : float or Quantity, optional
         In dalton. Every hydrogen gets this mass, taken from the heavy atom it is bonded to.
     remove_cm_motion : bool
@@ -200,27 +201,3 @@ def _warn_about_missing_bonds(topology: Topology) -> None:
             "periodic wrapping would tear molecules apart; add bonds (CONECT records in a PDB file)",
             stacklevel=3,
         )
-
-
-def number_in(name: str, value: Any, unit: Any) -> float:
-    """A plain number or Quantity as a float in `unit`; ValueError if it is not finite."""
-    from openmm.unit import is_quantity
-
-    if is_quantity(value):
-        if not value.unit.is_compatible(unit):
-            raise ValueError(f"{name}: expected a Quantity in {unit.get_name()}, received {value}")
-        value = value.value_in_unit(unit)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected a number or Quantity in {unit.get_name()}, received {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: expected a finite number in {unit.get_name()}, received {number}")
-    return number
-
-
-def positive_in(name: str, value: Any, unit: Any) -> float:
-    number = number_in(name, value, unit)
-    if number <= 0:
-        raise ValueError(f"{name}: expected more than 0 {unit.get_name()}, received {number:g}")
-    return number

@@ -127,6 +127,14 @@ class RadialTable(Module):
             table._buffers = {**self._buffers, "modes": share.contiguous(), "modes_t": share.T.contiguous()}
         return tables
 
+    def tables(self, parts: int) -> list[Tensor]:
+        """Coefficients of the functions themselves, shape (K, 4, C/parts), for each of equal shares of the functions.
+
+        Row 0 is for distances below `lower`, the last one from `upper` on.
+        """
+        whole = torch.matmul(self.coefficients, self.modes)
+        return [share.contiguous() for share in whole.chunk(parts, dim=2)]
+
     @torch.no_grad()
     def error(self, functions: Functions) -> TabulationError:
         """Compare the table with its functions on a grid ten times finer."""

@@ -7,6 +7,7 @@ otherwise). OpenMM's side is nm, kJ/mol and kJ/mol/nm. The conversion happens on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,3 +76,28 @@ class ModelUnits:
             values["energy"] = energy_unit.get_name()
             values["kj_per_mol_per_energy"] = float(factor)
         return cls(**values)
+
+
+def number_in(name: str, value: Any, unit: Any) -> float:
+    """A plain number or Quantity as a float in `unit`; ValueError if it is not finite."""
+    from openmm.unit import is_quantity
+
+    if is_quantity(value):
+        if not value.unit.is_compatible(unit):
+            raise ValueError(f"{name}: expected a Quantity in {unit.get_name()}, received {value}")
+        value = value.value_in_unit(unit)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a number or Quantity in {unit.get_name()}, received {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number in {unit.get_name()}, received {number}")
+    return number
+
+
+def positive_in(name: str, value: Any, unit: Any) -> float:
+    """The same; ValueError also where it is not positive."""
+    number = number_in(name, value, unit)
+    if number <= 0:
+        raise ValueError(f"{name}: expected more than 0 {unit.get_name()}, received {number:g}")
+    return number

@@ -134,8 +134,8 @@ def test_quantities_that_are_none(capsys, text):
         (["simulate", "--model", "m", "missing.pdb"], "missing.pdb: no such file"),
         (["simulate", "--model", "m", "structure.xyz"], "expected a file named .pdb, .ent, .cif, .mmcif"),
         (["simulate", "--model", "missing.ckpt", EXAMPLE], "missing.ckpt"),
-        (["info", "missing.ckpt"], "missing.ckpt: no such file"),
-        (["info", "."], ".: no such file"),
+        (["info", "missing.ckpt"], "received 'missing.ckpt', which does not exist"),
+        (["info", "."], ".: expected a checkpoint or an exported file, received a directory"),
     ],
 )
 def test_bad_arguments(capsys, monkeypatch, tmp_path, arguments, text):
@@ -451,7 +451,12 @@ def test_info_of_something_else(capsys, model_path, tmp_path):
     text = tmp_path / "text.ckpt"
     text.write_text("no checkpoint")
     assert str(text) in refused(capsys, "info", text)
-    assert "tensornet2" in refused(capsys, "info", model_path("aceff-2.0"))
+
+
+def test_info_of_a_model_with_charges(capsys, model_path):
+    assert cli.main(["info", str(model_path("aceff-2.0")), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["config"]["q_dim"] == 16 and found["cutoff"] == 5.0
 
 
 # ------------------------------------------------------------------------------------------------ the example

@@ -18,13 +18,20 @@ ORDER = (
     "priors",
     "neighbors",
     "model",
+    "coulomb",
+    "charges",
     "registry",
     "checkpoint",
     "tabulate",
     "blocks",
     "network",
+    "charge_network",
     "graphsafety",
     "flatten",
+    "kernels.definitions",
+    "kernels.cpu",
+    "kernels.operators",
+    "kernels.functions",
     "testing",
     "potential",
     "export",
@@ -38,14 +45,20 @@ ORDER = (
     "mixed",
     "runfiles",
     "simulation",
+    "analysis",
     "cli",
 )
+SUBPACKAGES = ("kernels",)
 # Not installed everywhere, or slow to import.
-OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps")
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba", "huggingface_hub")
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if path.stem != "__init__"
+)
 
 
-def imports(source: str, *, typing_too: bool = False) -> set[str]:
+def imports(source: str, *, typing_too: bool = False, package: str = "openmm_tensornet") -> set[str]:
     """Full names of what a module imports, inside functions too; a name from a package counts as a module."""
     tree = ast.parse(source)
     skipped = set()
@@ -60,20 +73,25 @@ def imports(source: str, *, typing_too: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level <= 1
-            home = ".".join(filter(None, ["openmm_tensornet" if node.level else None, node.module]))
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            assert above or not node.level
+            home = ".".join(filter(None, [*above, node.module]))
             found |= {f"{home}.{alias.name}" for alias in node.names}
     return found
 
 
 def own_modules(names: set[str]) -> set[str]:
     """Modules of the package among imported names."""
-    parts = [name.split(".") for name in names if name.split(".")[0] == "openmm_tensornet"]
-    return {part[1] for part in parts if len(part) > 1 and part[1] != "__version__"}
+    parts = [name.split(".")[1:] for name in names if name.split(".")[0] == "openmm_tensornet"]
+    return {".".join(p[: 2 if p[0] in SUBPACKAGES else 1]) for p in parts if p and p[0] != "__version__"}
 
 
 def read(module: str) -> str:
-    return (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+    return PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def imported_by(module: str, **options) -> set[str]:
+    return imports(read(module), package=".".join(["openmm_tensornet", *module.split(".")[:-1]]), **options)
 
 
 def test_reading_imports():
@@ -89,25 +107,25 @@ def test_reading_imports():
 
 def test_every_module_has_its_place():
     assert set(MODULES) == set(ORDER)
-    assert not [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__", "models"} == set(SUBPACKAGES)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_up_the_table(module):
-    below = own_modules(imports(read(module))) - set(ORDER[: ORDER.index(module)])
+    below = own_modules(imported_by(module)) - set(ORDER[: ORDER.index(module)])
     assert not below, f"{module}.py imports {sorted(below)}, which come after it"
 
 
 @pytest.mark.parametrize("module", [*MODULES, "__init__"])
 def test_only_force_imports_openmmtorch(module):
-    imported = {name.split(".")[0] for name in imports(read(module), typing_too=True)}
+    imported = {name.split(".")[0] for name in imported_by(module, typing_too=True)}
     assert ("openmmtorch" in imported) == (module == "force")
 
 
 def test_models_are_readable_without_openmm():
     """From units to export, openmm is needed by nothing but the conversion of its units, inside a function."""
     for module in ORDER[: ORDER.index("arguments")]:
-        names = {name.split(".")[0] for name in imports(read(module), typing_too=True)}
+        names = {name.split(".")[0] for name in imported_by(module, typing_too=True)}
         assert ("openmm" in names) == (module == "units"), module
 
 

@@ -27,6 +27,7 @@ MAKE_TARGETS = {
     "bench",
     "bench-peers",
     "oracle",
+    "train",
     "clean",
 }
 
@@ -188,17 +189,23 @@ def test_makefile_documents_its_targets():
     assert {line.split()[0] for line in shown.stdout.splitlines()} == MAKE_TARGETS
 
 
-def test_demo_without_a_model_says_what_to_pass():
-    # -n: were the check gone, nothing would be run
-    failed = subprocess.run(["make", "-n", "demo", "MODEL="], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode != 0
-    assert "MODEL is not set" in failed.stderr
-    assert "make demo MODEL=" in failed.stderr
+@pytest.mark.parametrize(("given", "model"), [("", "alanine-dipeptide-gfn2"), ("mine.ckpt", "mine.ckpt")])
+def test_demo_runs_a_model_and_draws(given, model):
+    shown = subprocess.run(
+        ["make", "-n", "demo", f"MODEL={given}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    simulate, analyze = (
+        line
+        for line in shown.stdout.replace("\\\n", " ").splitlines()
+        if "openmm-tensornet " in line and "out/demo" in line
+    )
+    assert f'simulate --model "{model}" examples/alanine_dipeptide.pdb' in simulate
+    assert f'analyze out/demo --model "{model}"' in analyze
 
 
 def test_readme_names_the_two_commands_and_real_targets():
     text = read("README.md")
-    assert re.search(r"^ {4}make demo MODEL=\S+", text, re.MULTILINE)
+    assert re.search(r"^ {4}make demo\b", text, re.MULTILINE)
     assert re.search(r"^ {4}make test\b", text, re.MULTILINE)
     named = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test"} <= named <= MAKE_TARGETS

@@ -57,10 +57,11 @@ def test_untabulated_double_is_the_reference(name, way):
     assert np.abs(forces - case.forces).max() < max(1e-8, loose)
 
 
-@pytest.mark.parametrize("name", ["zbl-float64", "lower-cutoff-trainable", "alanine-dipeptide"])
-def test_tables_stay_within_their_bound(name, way):
+@pytest.mark.parametrize("kernels", ["portable", "fused"])
+@pytest.mark.parametrize("name", [*VARIANTS, "alanine-dipeptide", "acetate"])
+def test_tables_stay_within_their_bound(name, way, kernels):
     case = SMALL[name]
-    static = make(case, precision="double")
+    static = make(case, precision="double", kernels=kernels)
     energies, forces = evaluate(static, case)
     bound = TABULATION["double"]
     assert static.tabulation["relative_force"] <= bound.force
@@ -197,18 +198,33 @@ def test_d2_with_a_box_is_refused():
         StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
 
 
-def test_kernels_of_alanine_dipeptide():
+@pytest.mark.parametrize(("kernels", "most"), [("portable", 150), ("fused", 52)])
+def test_kernels_of_alanine_dipeptide(kernels, most):
     """The figure that decides the speed on a GPU; it may fall, not grow."""
     case = CASES["alanine-dipeptide"]
-    static = make(case)
+    static = make(case, kernels=kernels)
     x, _ = case.tensors()
-    assert check_graph_safety(static.program, x.float()).kernels <= 150
+    assert check_graph_safety(static.program, x.float()).kernels <= most
 
 
+def test_choice_of_kernels(monkeypatch):
+    assert potential_module.choose_kernels("auto") == ("portable" if torch.cuda.is_available() else "fused")
+    monkeypatch.setattr(potential_module, "available", lambda: False)
+    assert potential_module.choose_kernels("auto") == "portable"
+    with pytest.raises(ImportError, match=r"kernels: 'fused' needs numba.*pip install numba"):
+        potential_module.choose_kernels("fused")
+    with pytest.raises(ValueError, match=r"kernels: expected one of auto, portable, fused, received 'fast'"):
+        potential_module.choose_kernels("fast")
+    model = load_model(VARIANTS["zero-layers"].checkpoint)
+    with pytest.raises(ValueError, match=r"kernels: expected 'portable' with tabulate=False"):
+        StaticPotential(model, Atoms.make([8, 1, 1]), kernels="fused", tabulate=False)
+
+
+@pytest.mark.parametrize("kernels", ["portable", "fused"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_torch_compile_takes_it_whole(backend):
+def test_torch_compile_takes_it_whole(backend, kernels):
     case = VARIANTS["zero-layers" if backend == "aot_eager" else "atomref-old-layout-old-head"]
-    static = make(case, precision="double")
+    static = make(case, precision="double", kernels=kernels)
     x, _ = case.tensors()
     torch._dynamo.reset()
     compiled = torch.compile(static, fullgraph=True, dynamic=False, backend=backend)

@@ -420,6 +420,27 @@ def test_minimisation_and_equilibration_can_be_left_out(alanine, tmp_path):
     np.testing.assert_allclose(x, np.tile([0.5, 0.3, 0.5], (22, 1)), atol=2e-3)
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_minimiser_that_is_lost(monkeypatch, alanine, tmp_path, platform):
+    """It leaves NaN; the structure is relaxed all the same, and the run has the temperature and friction asked for."""
+    seen = []
+    monkeypatch.setattr(
+        app.Simulation, "minimizeEnergy", lambda self, **_: self.context.setPositions(np.full((22, 3), np.nan))
+    )
+    equilibrate = simulation._equilibrate
+
+    def after(run, *arguments):
+        seen.append((run.integrator.getTemperature()._value, run.integrator.getFriction()._value))
+        equilibrate(run, *arguments)
+
+    monkeypatch.setattr(simulation, "_equilibrate", after)
+    files = run(alanine, tmp_path, platform, temperature=250, friction=3, equilibration_time=0).files
+    x = app.PDBFile(str(files.start)).getPositions(asNumpy=True)._value
+    np.testing.assert_allclose(x, np.tile([0.5, 0.3, 0.5], (22, 1)), atol=0.01)
+    assert seen == [(250, 3)]
+    assert next(int(row["step"]) for row in rows(files)) == 5
+
+
 def test_seeds(alanine, tmp_path):
     first, second, other = (
         run(alanine, tmp_path / name, seed=seed).files for name, seed in (("a", 5), ("b", 5), ("c", 6))

@@ -1,0 +1,1 @@
+"""Training of a TensorNet on GFN2-xTB for alanine dipeptide; run by ``train_alanine_dipeptide.py``."""

@@ -1,0 +1,608 @@
+"""The operators' kernels for the CPU, in Numba; :mod:`.definitions` says what each computes.
+
+Inner loops run over channels and take few rows at a time: LLVM makes vector instructions of them if a few comparisons
+at run time show that what is written does not overlap what is read. Literals are cast, since Numba computes with float64 otherwise.
+Each kernel runs on one thread in a fixed order, so that the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+# NaN must stay NaN, so not all of fastmath.
+_kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
+EPSILON = 1e-5  # of LayerNorm
+_HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
+
+
+# ------------------------------------------------------------------------------------------------------------ pairs
+
+
+@_kernel
+def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, found):
+    periodic = box.shape[0] == 3
+    count = 0
+    for i in range(positions.shape[0] - 1):
+        for j in range(i + 1, positions.shape[0]):
+            if molecules[i] != molecules[j]:
+                continue
+            x = positions[i, 0] - positions[j, 0]
+            y = positions[i, 1] - positions[j, 1]
+            z = positions[i, 2] - positions[j, 2]
+            if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
+                turns = np.rint(z / box[2, 2])
+                x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
+                turns = np.rint(y / box[1, 1])
+                x, y = x - turns * box[1, 0], y - turns * box[1, 1]
+                x = x - np.rint(x / box[0, 0]) * box[0, 0]
+            if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN is near
+                if count < capacity:
+                    pairs[0, count], pairs[1, count] = i, j
+                    vectors[count, 0], vectors[count, 1], vectors[count, 2] = x, y, z
+                count += 1
+    for p in range(count, capacity):
+        pairs[0, p] = pairs[1, p] = 0
+        vectors[p, 0], vectors[p, 1], vectors[p, 2] = 2 * cutoff, 0, 0
+    found[0] = count
+
+
+@_kernel
+def direction(r, distance, unit):
+    for p in range(r.shape[0]):
+        x, y, z = r[p, 0], r[p, 1], r[p, 2]
+        d = math.sqrt(x * x + y * y + z * z)
+        distance[p] = d
+        unit[p, 0], unit[p, 1], unit[p, 2] = x / d, y / d, z / d
+
+
+@_kernel
+def direction_backward(g_distance, g_unit, distance, unit, g_r):
+    for p in range(len(distance)):
+        x, y, z, d = unit[p, 0], unit[p, 1], unit[p, 2], distance[p]
+        a, b, c = g_unit[p, 0] / d, g_unit[p, 1] / d, g_unit[p, 2] / d
+        along = g_distance[p] - (x * a + y * b + z * c)
+        g_r[p, 0], g_r[p, 1], g_r[p, 2] = a + x * along, b + y * along, c + z * along
+
+
+@_kernel
+def _locate(distance, lower, step, intervals):
+    """Row of the table and place in its interval, 0 to 1; row 0, which is NaN, for what is NaN or too close."""
+    place = (np.float64(distance) - lower) / step + 1
+    row = 0
+    if place >= 1:
+        row = min(int(place), intervals + 1)
+    return row, place - row
+
+
+@_kernel
+def _functions(table, row, place, values):
+    t = table.dtype.type(place)
+    for k in range(len(values)):
+        values[k] = table[row, 0, k] + t * (table[row, 1, k] + t * (table[row, 2, k] + t * table[row, 3, k]))
+
+
+@_kernel
+def _slopes(table, row, place, step, slopes):
+    cast = table.dtype.type
+    one, two, three = cast(1 / step), cast(2 * place / step), cast(3 * place * place / step)
+    for k in range(len(slopes)):
+        slopes[k] = one * table[row, 1, k] + two * table[row, 2, k] + three * table[row, 3, k]
+
+
+@_kernel
+def _geometry(unit, p, g):
+    """u and the five components of uuᵀ−𝟙/3."""
+    x, y, z = unit[p, 0], unit[p, 1], unit[p, 2]
+    g[0], g[1], g[2] = x, y, z
+    g[3], g[4], g[5] = 2 * _HALF * x * y, 2 * _HALF * x * z, 2 * _HALF * y * z
+    g[6], g[7] = _HALF * (x * x - y * y), _SIXTH * (2 * z * z - x * x - y * y)
+
+
+@_kernel
+def _atoms_first(x):
+    """(9, A, F) to (A, 9, F), in which what a pair needs of an atom lies together."""
+    y = np.empty((x.shape[1], 9, x.shape[2]), x.dtype)
+    for k in range(9):
+        for a in range(x.shape[1]):
+            for f in range(x.shape[2]):
+                y[a, k, f] = x[k, a, f]
+    return y
+
+
+@_kernel
+def _components_first(y, x):
+    """The way back."""
+    for k in range(9):
+        for a in range(x.shape[1]):
+            for f in range(x.shape[2]):
+                x[k, a, f] = y[a, k, f]
+
+
+@_kernel
+def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, result):
+    atoms, channels = own.shape
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    values = np.empty(3 * channels, own.dtype)
+    z_i, z_j = np.empty(channels, own.dtype), np.empty(channels, own.dtype)
+    g = np.empty(8, own.dtype)
+    x = np.zeros((atoms, 9, channels), own.dtype)
+    for a in range(atoms):
+        for f in range(channels):
+            x[a, 0, f] = own[a, f]
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        _geometry(unit, p, g)
+        for f in range(channels):
+            z_i[f] = receiver[i, f] + sender[j, f]
+        for f in range(channels):
+            z_j[f] = receiver[j, f] + sender[i, f]
+        for f in range(channels):
+            x[i, 0, f] += values[f] * z_i[f]
+        for f in range(channels):
+            x[j, 0, f] += values[f] * z_j[f]
+        for k in range(8):
+            first = channels if k < 3 else 2 * channels
+            forth = g[k]
+            back = -forth if k < 3 else forth
+            for f in range(channels):
+                x[i, k + 1, f] += forth * values[first + f] * z_i[f]
+            for f in range(channels):
+                x[j, k + 1, f] += back * values[first + f] * z_j[f]
+    _components_first(x, result)
+
+
+@_kernel
+def embed_backward(g_result, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit):
+    channels = receiver.shape[1]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    g_x = _atoms_first(g_result)
+    values, slopes = np.empty(3 * channels, g_x.dtype), np.empty(3 * channels, g_x.dtype)
+    z_i, z_j = np.empty(channels, g_x.dtype), np.empty(channels, g_x.dtype)
+    g, g_g = np.empty(8, g_x.dtype), np.empty(8, g_x.dtype)
+    zero = g_x.dtype.type(0)
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            g_distance[p] = 0
+            g_unit[p, 0] = g_unit[p, 1] = g_unit[p, 2] = 0
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        _slopes(table, row, place, step, slopes)
+        _geometry(unit, p, g)
+        for f in range(channels):
+            z_i[f] = receiver[i, f] + sender[j, f]
+        for f in range(channels):
+            z_j[f] = receiver[j, f] + sender[i, f]
+        along = zero
+        for f in range(channels):
+            along += slopes[f] * (z_i[f] * g_x[i, 0, f] + z_j[f] * g_x[j, 0, f])
+        for k in range(8):
+            first = channels if k < 3 else 2 * channels
+            sign = g_x.dtype.type(-1 if k < 3 else 1)
+            by_value, by_slope = zero, zero
+            for f in range(channels):
+                both = z_i[f] * g_x[i, k + 1, f] + sign * z_j[f] * g_x[j, k + 1, f]
+                by_value += values[first + f] * both
+                by_slope += slopes[first + f] * both
+            g_g[k] = by_value
+            along += g[k] * by_slope
+        g_distance[p] = along
+        x, y, z = g[0], g[1], g[2]
+        g_unit[p, 0] = g_g[0] + 2 * (_HALF * (g_g[3] * y + g_g[4] * z + g_g[6] * x) - _SIXTH * g_g[7] * x)
+        g_unit[p, 1] = g_g[1] + 2 * (_HALF * (g_g[3] * x + g_g[5] * z - g_g[6] * y) - _SIXTH * g_g[7] * y)
+        g_unit[p, 2] = g_g[2] + 2 * (_HALF * (g_g[4] * x + g_g[5] * y) + 2 * _SIXTH * g_g[7] * z)
+
+
+@_kernel
+def message(distance, pairs, own, table, lower, step, values_of_atoms, result):
+    atoms, channels = values_of_atoms.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    y = _atoms_first(values_of_atoms)
+    m = np.empty((atoms, 9, channels), y.dtype)
+    values = np.empty(3 * channels, y.dtype)
+    for a in range(atoms):
+        for k in range(9):
+            for f in range(channels):
+                m[a, k, f] = own[k, f] * y[a, k, f]
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        for k in range(9):
+            first = 0 if k == 0 else channels if k < 4 else 2 * channels
+            for f in range(channels):
+                m[i, k, f] += values[first + f] * y[j, k, f]
+            for f in range(channels):
+                m[j, k, f] += values[first + f] * y[i, k, f]
+    _components_first(m, result)
+
+
+@_kernel
+def message_backward(g_result, distance, pairs, own, table, lower, step, values_of_atoms, g_distance, g_values):
+    atoms, channels = values_of_atoms.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    y, g_m = _atoms_first(values_of_atoms), _atoms_first(g_result)
+    g_y = np.empty((atoms, 9, channels), y.dtype)
+    values, slopes = np.empty(3 * channels, y.dtype), np.empty(3 * channels, y.dtype)
+    for a in range(atoms):
+        for k in range(9):
+            for f in range(channels):
+                g_y[a, k, f] = own[k, f] * g_m[a, k, f]
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            g_distance[p] = 0
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        _slopes(table, row, place, step, slopes)
+        along = y.dtype.type(0)
+        for k in range(9):
+            first = 0 if k == 0 else channels if k < 4 else 2 * channels
+            for f in range(channels):
+                along += slopes[first + f] * (g_m[i, k, f] * y[j, k, f] + g_m[j, k, f] * y[i, k, f])
+            for f in range(channels):
+                g_y[i, k, f] += values[first + f] * g_m[j, k, f]
+            for f in range(channels):
+                g_y[j, k, f] += values[first + f] * g_m[i, k, f]
+        g_distance[p] = along
+    _components_first(g_y, g_values)
+
+
+@_kernel
+def block_message(weight, scale, y, m):
+    atoms, slots = scale.shape
+    channels = y.shape[2]
+    for i in range(atoms):
+        for k in range(9):
+            for f in range(channels):
+                m[k, i, f] = 0
+        for s in range(slots):
+            c, j = scale[i, s], i // slots * slots + s
+            if c == 0:
+                continue
+            for k in range(9):
+                part = 0 if k == 0 else 1 if k < 4 else 2
+                for f in range(channels):
+                    m[k, i, f] += c * weight[i, s, part, f] * y[k, j, f]
+
+
+@_kernel
+def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
+    atoms, slots = scale.shape
+    channels = y.shape[2]
+    for k in range(9):
+        for i in range(atoms):
+            for f in range(channels):
+                g_y[k, i, f] = 0
+    for i in range(atoms):
+        for s in range(slots):
+            c, j = scale[i, s], i // slots * slots + s
+            for part in range(3):
+                for f in range(channels):
+                    g_weight[i, s, part, f] = 0
+            g_scale[i, s] = 0
+            if c == 0:  # no pair, or one beyond the cutoff, where the slope of the scale is zero too
+                continue
+            for k in range(9):
+                part = 0 if k == 0 else 1 if k < 4 else 2
+                for f in range(channels):
+                    g_weight[i, s, part, f] += g_m[k, i, f] * y[k, j, f]
+                for f in range(channels):
+                    g_y[k, j, f] += c * weight[i, s, part, f] * g_m[k, i, f]
+            total = y.dtype.type(0)
+            for part in range(3):
+                for f in range(channels):
+                    total += g_weight[i, s, part, f] * weight[i, s, part, f]
+                for f in range(channels):
+                    g_weight[i, s, part, f] *= c
+            g_scale[i, s] = total
+
+
+# ------------------------------------------------------------------------------------------------------------ atoms
+
+
+@_kernel
+def _layer_norm(t, weight, bias, out, a):
+    count = t.dtype.type(len(t))
+    total = t.dtype.type(0)
+    for k in range(len(t)):
+        total += t[k]
+    mean = total / count
+    total = t.dtype.type(0)
+    for k in range(len(t)):
+        total += (t[k] - mean) * (t[k] - mean)
+    scale = t.dtype.type(1 / math.sqrt(total / count + EPSILON))
+    for k in range(len(t)):
+        out[a, k] = (t[k] - mean) * scale * weight[k] + bias[k]
+
+
+@_kernel
+def _layer_norm_backward(t, weight, g, a, g_t):
+    count = t.dtype.type(len(t))
+    total = t.dtype.type(0)
+    for k in range(len(t)):
+        total += t[k]
+    mean = total / count
+    total = t.dtype.type(0)
+    for k in range(len(t)):
+        total += (t[k] - mean) * (t[k] - mean)
+    scale = t.dtype.type(1 / math.sqrt(total / count + EPSILON))
+    first = second = t.dtype.type(0)
+    for k in range(len(t)):
+        first += g[a, k] * weight[k]
+        second += g[a, k] * weight[k] * (t[k] - mean)
+    first, second = first / count, second / count * scale * scale
+    for k in range(len(t)):
+        g_t[k] = scale * (g[a, k] * weight[k] - first - (t[k] - mean) * second)
+
+
+@_kernel
+def norm_features(x, weight, bias, out):
+    atoms, channels = x.shape[1:]
+    t = np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for f in range(channels):
+            t[f] = 0
+        for c in range(9):
+            for f in range(channels):
+                t[f] += x[c, a, f] * x[c, a, f]
+        _layer_norm(t, weight, bias, out, a)
+
+
+@_kernel
+def norm_features_backward(g_x, g_out, x, weight, result):
+    atoms, channels = x.shape[1:]
+    t, g_t = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for f in range(channels):
+            t[f] = 0
+        for c in range(9):
+            for f in range(channels):
+                t[f] += x[c, a, f] * x[c, a, f]
+        _layer_norm_backward(t, weight, g_out, a, g_t)
+        for f in range(channels):
+            g_t[f] += g_t[f]
+        for c in range(9):
+            for f in range(channels):
+                result[c, a, f] = g_x[c, a, f] + x[c, a, f] * g_t[f]
+
+
+@_kernel
+def _part_norms(x, a, scalar, t):
+    channels = x.shape[2]
+    for f in range(channels):
+        t[channels + f] = t[2 * channels + f] = 0
+    for f in range(channels):
+        t[f] = scalar * x[0, a, f] * x[0, a, f]
+    for c in range(1, 9):
+        first = channels if c < 4 else 2 * channels
+        for f in range(channels):
+            t[first + f] += x[c, a, f] * x[c, a, f]
+
+
+@_kernel
+def part_features(x, scalar, weight, bias, out):
+    atoms, channels = x.shape[1:]
+    t = np.empty(3 * channels, x.dtype)
+    for a in range(atoms):
+        _part_norms(x, a, x.dtype.type(scalar), t)
+        _layer_norm(t, weight, bias, out, a)
+
+
+@_kernel
+def part_features_backward(g_out, x, scalar, weight, g_x):
+    atoms, channels = x.shape[1:]
+    t, g_t = np.empty(3 * channels, x.dtype), np.empty(3 * channels, x.dtype)
+    for a in range(atoms):
+        _part_norms(x, a, x.dtype.type(scalar), t)
+        _layer_norm_backward(t, weight, g_out, a, g_t)
+        for c in range(9):
+            first = 0 if c == 0 else channels if c < 4 else 2 * channels
+            factor = x.dtype.type(2 * scalar if c == 0 else 2)
+            for f in range(channels):
+                g_x[c, a, f] = factor * g_t[first + f] * x[c, a, f]
+
+
+@_kernel
+def gate(x, gates, normalize, out):
+    atoms, channels = x.shape[1:]
+    s = np.empty(channels, x.dtype)
+    one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
+    for a in range(atoms):
+        for f in range(channels):
+            s[f] = 0
+        for c in range(9):
+            first = 0 if c == 0 else channels if c < 4 else 2 * channels
+            for f in range(channels):
+                value = x[c, a, f] * gates[a, first + f]
+                out[c, a, f] = value
+                s[f] += value * value
+        for f in range(channels):
+            s[f] = one / (one + counts * s[f])
+        for c in range(9):
+            for f in range(channels):
+                out[c, a, f] *= s[f]
+
+
+@_kernel
+def gate_backward(g_out, x, gates, normalize, g_x, g_gates):
+    atoms, channels = x.shape[1:]
+    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
+    for a in range(atoms):
+        for f in range(channels):
+            s[f] = along[f] = 0
+        for c in range(9):
+            first = 0 if c == 0 else channels if c < 4 else 2 * channels
+            for f in range(channels):
+                value = x[c, a, f] * gates[a, first + f]
+                s[f] += value * value
+                along[f] += value * g_out[c, a, f]
+        for f in range(channels):
+            s[f] = one / (one + counts * s[f])
+            along[f] = (counts + counts) * along[f] * s[f]
+        for f in range(3 * channels):
+            g_gates[a, f] = 0
+        for c in range(9):
+            first = 0 if c == 0 else channels if c < 4 else 2 * channels
+            for f in range(channels):
+                n = gates[a, first + f]
+                g = s[f] * (g_out[c, a, f] - along[f] * x[c, a, f] * n)
+                g_x[c, a, f] = g * n
+                g_gates[a, first + f] += g * x[c, a, f]
+
+
+# ------------------------------------------------------------------------------------------- products of 3×3 tensors
+# As sums of terms: component c of the product gets weight·y_p·m_q for each (c, p, q).
+
+
+@_kernel
+def _multiply(terms, weights, factor, y, m, a, out):
+    """Add a product of one atom to out, shape (9, F)."""
+    for t in range(len(weights)):
+        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
+        for f in range(out.shape[1]):
+            out[c, f] += weight * y[p, a, f] * m[q, a, f]
+
+
+@_kernel
+def _multiply_backward(terms, weights, factor, g, y, m, a, g_y, g_m):
+    """Add to the gradients by y and m, which may be the same array."""
+    for t in range(len(weights)):
+        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
+        for f in range(g.shape[1]):
+            g_y[p, a, f] += weight * g[c, f] * m[q, a, f]
+        for f in range(g.shape[1]):
+            g_m[q, a, f] += weight * g[c, f] * y[p, a, f]
+
+
+@_kernel
+def _normalize(counts, x, s, a, out):
+    """x/(‖x‖²+1), or x where counts is 0; 1/(‖x‖²+1) stays in s. x has shape (9, F), out (9, A, F)."""
+    one = x.dtype.type(1)
+    for f in range(len(s)):
+        s[f] = 0
+    for c in range(9):
+        for f in range(len(s)):
+            s[f] += x[c, f] * x[c, f]
+    for f in range(len(s)):
+        s[f] = one / (one + counts * s[f])
+    for c in range(9):
+        for f in range(len(s)):
+            out[c, a, f] = x[c, f] * s[f]
+
+
+@_kernel
+def _normalize_backward(counts, x, s, along, a, g):
+    """From the gradient by the normalised result, g of shape (9, A, F), that by x, in place of x."""
+    one = x.dtype.type(1)
+    for f in range(len(s)):
+        s[f] = 0
+        along[f] = 0
+    for c in range(9):
+        for f in range(len(s)):
+            s[f] += x[c, f] * x[c, f]
+        for f in range(len(s)):
+            along[f] += x[c, f] * g[c, a, f]
+    for f in range(len(s)):
+        s[f] = one / (one + counts * s[f])
+        along[f] = (counts + counts) * along[f] * s[f]
+    for c in range(9):
+        for f in range(len(s)):
+            x[c, f] = s[f] * (g[c, a, f] - along[f] * x[c, f])
+
+
+@_kernel
+def normalize(x, out):
+    atoms, channels = x.shape[1:]
+    p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f]
+        _normalize(x.dtype.type(1), p, s, a, out)
+
+
+@_kernel
+def normalize_backward(g_out, x, g_x):
+    atoms, channels = x.shape[1:]
+    p, s, along = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f]
+        _normalize_backward(x.dtype.type(1), p, s, along, a, g_out)
+        for c in range(9):
+            for f in range(channels):
+                g_x[c, a, f] = p[c, f]
+
+
+@_kernel
+def product(y, m, factor, terms, weights, out):
+    atoms, channels = y.shape[1:]
+    p, s = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = 0
+        _multiply(terms, weights, factor[a], y, m, a, p)
+        _normalize(y.dtype.type(1), p, s, a, out)
+
+
+@_kernel
+def product_backward(g_out, y, m, factor, terms, weights, g_y, g_m):
+    atoms, channels = y.shape[1:]
+    p, s, along = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype), np.empty(channels, y.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = 0
+                g_y[c, a, f] = 0
+                g_m[c, a, f] = 0
+        _multiply(terms, weights, factor[a], y, m, a, p)
+        _normalize_backward(y.dtype.type(1), p, s, along, a, g_out)
+        _multiply_backward(terms, weights, factor[a], p, y, m, a, g_y, g_m)
+
+
+@_kernel
+def plus_square(x, d, factor, terms, weights, normalize, out):
+    atoms, channels = x.shape[1:]
+    p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f] + d[c, a, f]
+        _multiply(terms, weights, factor[a], d, d, a, p)
+        _normalize(x.dtype.type(1 if normalize else 0), p, s, a, out)
+
+
+@_kernel
+def plus_square_backward(g_out, x, d, factor, terms, weights, normalize, g_x, g_d):
+    atoms, channels = x.shape[1:]
+    p, s, along = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for a in range(atoms):
+        for c in range(9):
+            for f in range(channels):
+                p[c, f] = x[c, a, f] + d[c, a, f]
+        _multiply(terms, weights, factor[a], d, d, a, p)
+        _normalize_backward(x.dtype.type(1 if normalize else 0), p, s, along, a, g_out)
+        for c in range(9):
+            for f in range(channels):
+                g_x[c, a, f] = p[c, f]
+                g_d[c, a, f] = p[c, f]
+        _multiply_backward(terms, weights, factor[a], p, d, d, a, g_d, g_d)
