@@ -1,4 +1,4 @@
-"""`MLPotential("tensornet", modelPath=...)`: the package as a potential of openmm-ml, by its entry point of that name."""
+"""The package as a potential of openmm-ml: `MLPotential("tensornet", modelPath=...)`, and the bundled model by its name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ from .system import force_class
 
 
 class TensorNetPotentialFactory(MLPotentialImplFactory):
-    """What openmm-ml calls for ``MLPotential("tensornet", modelPath=...)``."""
+    """What openmm-ml calls for the names of its entry points."""
 
-    def createImpl(self, name: str, *, modelPath: str | os.PathLike) -> MLPotentialImpl:
+    def createImpl(self, name: str, *, modelPath: str | os.PathLike | None = None) -> MLPotentialImpl:
         """The potential for a model.
 
         Parameters
         ----------
         name : str
-            Under which openmm-ml knows this factory.
-        modelPath : path or TensorNet
-            What :class:`~openmm_tensornet.force.TensorNetForce` takes as its `model`.
+            "tensornet", or the name of a model.
+        modelPath : path, str or TensorNet
+            What :class:`~openmm_tensornet.force.TensorNetForce` takes as its `model`; needed with "tensornet", and with no other name.
+
+        Raises
+        ------
+        ValueError
+            If it is missing, or there are two models.
         """
-        return TensorNetPotential(modelPath)
+        if (modelPath is None) == (name == "tensornet"):
+            given = "none" if modelPath is None else f"{modelPath!r} beside the model {name!r}"
+            raise ValueError(
+                f"modelPath: expected a model with MLPotential('tensornet', modelPath=...) alone, received {given}"
+            )
+        return TensorNetPotential(name if modelPath is None else modelPath)
 
 
 class TensorNetPotential(MLPotentialImpl):

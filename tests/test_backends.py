@@ -18,7 +18,7 @@ import torch
 from conftest import VARIANTS
 from openmm import unit
 
-from openmm_tensornet import export_torchscript, load_model
+from openmm_tensornet import export, export_torchscript, load_model
 from openmm_tensornet.export import load_exported
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.potential import Atoms, copy_double
@@ -373,6 +373,18 @@ class TestScaleParameter:
             force_class(backend)(the_model(), atomic_numbers=[8], scale_parameter=name)
 
 
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory) -> tuple[Path, list[int], list[int]]:
+    path = tmp_path_factory.mktemp("blocks") / "replicas.pt"
+    numbers, molecules = [8] * 4 + [1] * 8, [0, 1, 2, 3] * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "BLOCK_ATOMS", 6)
+        export_torchscript(
+            the_model(), path, atomic_numbers=numbers, molecules=molecules, precision="double", tabulate=False
+        )
+    return path, numbers, molecules
+
+
 class TestReplicas:
     def test_energies_of_molecules_are_those_of_each_alone(self, backend, platform):
         replicas = 5
@@ -385,6 +397,38 @@ class TestReplicas:
         assert found._value == pytest.approx([e for e, _ in expected], rel=1e-6)
         assert len(set(np.round(found._value, 6))) == replicas
         assert_same(evaluate(context), (found._value.sum(), np.concatenate([f for _, f in expected])))
+
+    def test_in_several_blocks(self, backend, platform, blocks):
+        """Atoms of four replicas in turns, two replicas in a block; NaN in one of them reaches everything."""
+        path, numbers, molecules = blocks
+        force = force_class(backend)(path, atomic_numbers=numbers)
+        assert force.metadata["molecules"] == molecules
+        positions = np.stack([moved(k) for k in range(4)], axis=1).reshape(-1, 3)
+        context = make_context(make_system(12, force), platform, positions)
+        expected = [reference(moved(k)) for k in range(4)]
+        assert force.molecule_energies(context)._value == pytest.approx([e for e, _ in expected], rel=1e-6)
+        forces = np.stack([f for _, f in expected], axis=1).reshape(-1, 3)
+        assert_same(evaluate(context), (sum(e for e, _ in expected), forces))
+        positions[1] = positions[5]  # oxygen and hydrogen of the second
+        energy, forces = evaluate(context, positions)
+        assert np.isnan(energy) and np.isnan(forces).all()
+        assert "particle 1 (atomic number 8) and particle 5 (atomic number 1)" in force.diagnose(context)
+
+    def test_which_molecules_are_worked_on_in_blocks(self, monkeypatch):
+        monkeypatch.setattr(export, "BLOCK_ATOMS", 6)
+        water = [8, 1, 1]
+        found = export.replica_blocks(Atoms.make(water * 4, [k for k in (3, 0, 2, 1) for _ in water]))
+        assert found.tolist() == [[3, 4, 5, 9, 10, 11], [6, 7, 8, 0, 1, 2]]
+        for atoms in (
+            Atoms.make(water),
+            Atoms.make(water * 2, [0] * 3 + [1] * 3),  # one block
+            Atoms.make(water * 3 + [1, 8, 1], [k for k in range(4) for _ in water]),
+            Atoms.make(water * 4, [k for k in range(4) for _ in water], [0, 0, 1, 0]),
+            Atoms.make(water * 3, [0] * 6 + [1] * 3),
+        ):
+            assert export.replica_blocks(atoms) is None
+        ten = Atoms.make(water * 10, [k for k in range(10) for _ in water])
+        assert export.replica_blocks(ten).shape == (5, 6)
 
     def test_they_cost_one_evaluation(self, backend, platform, monkeypatch):
         force = make_force(backend, (8, 1, 8, 1), molecules=[0, 0, 1, 1])

@@ -17,6 +17,8 @@ from openmm import app, unit
 openmmml = pytest.importorskip("openmmml", reason="openmm-ml is not installed")
 
 from openmm_tensornet import create_mixed_system, load_model  # noqa: E402
+from openmm_tensornet.export import model_hash  # noqa: E402
+from openmm_tensornet.registry import MODELS, find_model  # noqa: E402
 from openmm_tensornet.system import force_class, tensornet_forces  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -130,12 +132,33 @@ def test_by_its_name_in_openmm_ml(solution, model, parts, platform):
     close(evaluate(system, alone.positions, platform), *parts[2], platform)
 
 
+def test_the_bundled_model_by_its_name(solution, platform):
+    alone = app.Modeller(solution.topology, solution.positions)
+    alone.delete([r for r in solution.topology.residues() if r.name == "HOH"])
+    system = openmmml.MLPotential("alanine-dipeptide-gfn2").createSystem(alone.topology)
+    (force,) = tensornet_forces(system)
+    assert force.metadata["model_hash"] == model_hash(load_model(find_model("alanine-dipeptide-gfn2")))
+    assert np.isfinite(evaluate(system, alone.positions, platform)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "given"),
+    [
+        ("tensornet", {}, "none"),
+        ("alanine-dipeptide-gfn2", {"modelPath": "a.ckpt"}, "'a.ckpt' beside the model 'alanine-"),
+    ],
+)
+def test_no_model_or_two(name, options, given):
+    with pytest.raises(ValueError, match=f"modelPath: expected a model .*, received {given}"):
+        openmmml.MLPotential(name, **options)
+
+
 def test_names_that_openmm_ml_has_are_left_alone():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options.entry_points"]["openmmml.potentials"].strip().splitlines()
     ours = dict(line.split(" = ") for line in lines)
-    assert "tensornet" in ours
+    assert set(ours) - {"tensornet"} == {name for name, known in MODELS.items() if not known.repository}
     theirs = {e.name for e in entry_points(group="openmmml.potentials") if e.value.startswith("openmmml.")}
     assert len(theirs) > 10
     assert not theirs & set(ours)
