@@ -36,7 +36,7 @@ FUNCTION_ERROR = (1e-5, 1e-3)
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
 # Up to this many atoms a potential is checked against the reference model itself.
-REFERENCE_ATOMS = 100
+REFERENCE_ATOMS = 48
 # Pairs of a list that are gathered at a time.
 CHUNK = 1024
 # Of the Coulomb interaction with periodic boundaries, where neither the user nor the model says otherwise.
@@ -621,7 +621,7 @@ def expected_energies_and_forces(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm, of each geometry.
 
-    The reference model's; above :data:`REFERENCE_ATOMS` its memory would be several GB, and the portable program takes its
+    The reference model's; above :data:`REFERENCE_ATOMS` it would need hundreds of MB or several GB, and the portable program takes its
     place, in float64 with the finest table (whose functions agree with the model's to about 1e-10). The tests compare it
     with the reference model at such sizes.
     """

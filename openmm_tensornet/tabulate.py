@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .module import Module
 
+SAMPLES = 512  # distances at a time
 Functions = Callable[[Tensor], Tensor]
 
 
@@ -75,10 +76,13 @@ class RadialTable(Module):
         self.lower, self.upper, self.intervals = lower, upper, intervals
         self.step = (upper - lower) / intervals
         nodes = torch.linspace(lower, upper, intervals + 1, dtype=torch.float64)
-        value, slope = value_and_derivative(functions, nodes)
-        _, weight, modes = torch.linalg.svd(value[:: max(1, intervals // 512)], full_matrices=False)
+        sample, _ = value_and_derivative(functions, nodes[:: max(1, intervals // SAMPLES)])
+        _, weight, modes = torch.linalg.svd(sample, full_matrices=False)
         modes = modes[weight > rank * weight[0]]
-        value, slope = value @ modes.T, slope @ modes.T * self.step
+        # In parts, since all functions at all nodes would take hundreds of MB.
+        parts = [value_and_derivative(functions, part) for part in nodes.split(SAMPLES)]
+        value, slope = (torch.cat([both[k] @ modes.T for both in parts]) for k in (0, 1))
+        slope = slope * self.step
         rise = value[1:] - value[:-1]
         cubic = torch.stack(
             (
