@@ -35,6 +35,8 @@ def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, foun
             if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
                 turns = np.rint(z / box[2, 2])
                 x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
+                if z * z >= cutoff * cutoff:
+                    continue
                 turns = np.rint(y / box[1, 1])
                 x, y = x - turns * box[1, 0], y - turns * box[1, 1]
                 x = x - np.rint(x / box[0, 0]) * box[0, 0]
