@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 WARMUP = 20
+NAMESPACES = ("aten::", "openmm_tensornet::")
 
 
 def profile(force: Any, context: Any, count: int) -> dict:
@@ -51,11 +52,11 @@ def profile(force: Any, context: Any, count: int) -> dict:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(count):
                 evaluate()
-    events = [event for event in profiler.key_averages() if event.key.startswith("aten::")]
+    events = [event for event in profiler.key_averages() if event.key.startswith(NAMESPACES)]
     total = sum(event.self_cpu_time_total for event in events)
     operators = [
         {
-            "name": event.key.removeprefix("aten::"),
+            "name": event.key.partition("::")[2],
             "calls": event.count / count,
             "share": event.self_cpu_time_total / total,
         }

@@ -470,32 +470,47 @@ def gate_backward(g_out, x, gates, normalize, g_x, g_gates):
 
 
 # ------------------------------------------------------------------------------------------- products of 3×3 tensors
-# As sums of terms: component c of the product gets weight·y_p·m_q for each (c, p, q).
+# As sums of terms: component c of the product gets weight·y_p·m_q for each (c, p, q). All that concerns one atom is
+# copied to arrays of shape (9, F) first: rows of (9, A, F) that are far apart in memory would evict each other.
 
 
 @_kernel
-def _multiply(terms, weights, factor, y, m, a, out):
-    """Add a product of one atom to out, shape (9, F)."""
+def _load(x, a, own):
+    for c in range(9):
+        for f in range(own.shape[1]):
+            own[c, f] = x[c, a, f]
+
+
+@_kernel
+def _store(own, x, a):
+    for c in range(9):
+        for f in range(own.shape[1]):
+            x[c, a, f] = own[c, f]
+
+
+@_kernel
+def _multiply(terms, weights, factor, y, m, out):
+    """Add a product."""
     for t in range(len(weights)):
         c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
         for f in range(out.shape[1]):
-            out[c, f] += weight * y[p, a, f] * m[q, a, f]
+            out[c, f] += weight * y[p, f] * m[q, f]
 
 
 @_kernel
-def _multiply_backward(terms, weights, factor, g, y, m, a, g_y, g_m):
+def _multiply_backward(terms, weights, factor, g, y, m, g_y, g_m):
     """Add to the gradients by y and m, which may be the same array."""
     for t in range(len(weights)):
         c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
         for f in range(g.shape[1]):
-            g_y[p, a, f] += weight * g[c, f] * m[q, a, f]
+            g_y[p, f] += weight * g[c, f] * m[q, f]
         for f in range(g.shape[1]):
-            g_m[q, a, f] += weight * g[c, f] * y[p, a, f]
+            g_m[q, f] += weight * g[c, f] * y[p, f]
 
 
 @_kernel
-def _normalize(counts, x, s, a, out):
-    """x/(‖x‖²+1), or x where counts is 0; 1/(‖x‖²+1) stays in s. x has shape (9, F), out (9, A, F)."""
+def _normalize(counts, x, s):
+    """x/(‖x‖²+1) in place, or x where counts is 0; 1/(‖x‖²+1) stays in s."""
     one = x.dtype.type(1)
     for f in range(len(s)):
         s[f] = 0
@@ -506,27 +521,30 @@ def _normalize(counts, x, s, a, out):
         s[f] = one / (one + counts * s[f])
     for c in range(9):
         for f in range(len(s)):
-            out[c, a, f] = x[c, f] * s[f]
+            x[c, f] *= s[f]
 
 
 @_kernel
-def _normalize_backward(counts, x, s, along, a, g):
-    """From the gradient by the normalised result, g of shape (9, A, F), that by x, in place of x."""
-    one = x.dtype.type(1)
+def _normalize_backward(counts, x, s, along, g):
+    """From the gradient by the normalised result, g, that by x, in its place; x is normalised too."""
+    _normalize(counts, x, s)
     for f in range(len(s)):
-        s[f] = 0
         along[f] = 0
     for c in range(9):
         for f in range(len(s)):
-            s[f] += x[c, f] * x[c, f]
-        for f in range(len(s)):
-            along[f] += x[c, f] * g[c, a, f]
+            along[f] += x[c, f] * g[c, f]
     for f in range(len(s)):
-        s[f] = one / (one + counts * s[f])
-        along[f] = (counts + counts) * along[f] * s[f]
+        along[f] *= counts + counts
     for c in range(9):
         for f in range(len(s)):
-            x[c, f] = s[f] * (g[c, a, f] - along[f] * x[c, f])
+            g[c, f] = s[f] * g[c, f] - along[f] * x[c, f]
+
+
+@_kernel
+def _zero(x):
+    for c in range(9):
+        for f in range(x.shape[1]):
+            x[c, f] = 0
 
 
 @_kernel
@@ -534,77 +552,92 @@ def normalize(x, out):
     atoms, channels = x.shape[1:]
     p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = x[c, a, f]
-        _normalize(x.dtype.type(1), p, s, a, out)
+        _load(x, a, p)
+        _normalize(x.dtype.type(1), p, s)
+        _store(p, out, a)
 
 
 @_kernel
 def normalize_backward(g_out, x, g_x):
     atoms, channels = x.shape[1:]
-    p, s, along = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    p, g = np.empty((9, channels), x.dtype), np.empty((9, channels), x.dtype)
+    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = x[c, a, f]
-        _normalize_backward(x.dtype.type(1), p, s, along, a, g_out)
-        for c in range(9):
-            for f in range(channels):
-                g_x[c, a, f] = p[c, f]
+        _load(x, a, p)
+        _load(g_out, a, g)
+        _normalize_backward(x.dtype.type(1), p, s, along, g)
+        _store(g, g_x, a)
 
 
 @_kernel
 def product(y, m, factor, terms, weights, out):
     atoms, channels = y.shape[1:]
-    p, s = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype)
+    own = np.empty((3, 9, channels), y.dtype)
+    y_a, m_a, p = own[0], own[1], own[2]
+    s = np.empty(channels, y.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = 0
-        _multiply(terms, weights, factor[a], y, m, a, p)
-        _normalize(y.dtype.type(1), p, s, a, out)
+        _load(y, a, y_a)
+        _load(m, a, m_a)
+        _zero(p)
+        _multiply(terms, weights, factor[a], y_a, m_a, p)
+        _normalize(y.dtype.type(1), p, s)
+        _store(p, out, a)
 
 
 @_kernel
 def product_backward(g_out, y, m, factor, terms, weights, g_y, g_m):
     atoms, channels = y.shape[1:]
-    p, s, along = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype), np.empty(channels, y.dtype)
+    own = np.empty((6, 9, channels), y.dtype)
+    y_a, m_a, p, g, by_y, by_m = own[0], own[1], own[2], own[3], own[4], own[5]
+    s, along = np.empty(channels, y.dtype), np.empty(channels, y.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = 0
-                g_y[c, a, f] = 0
-                g_m[c, a, f] = 0
-        _multiply(terms, weights, factor[a], y, m, a, p)
-        _normalize_backward(y.dtype.type(1), p, s, along, a, g_out)
-        _multiply_backward(terms, weights, factor[a], p, y, m, a, g_y, g_m)
+        _load(y, a, y_a)
+        _load(m, a, m_a)
+        _load(g_out, a, g)
+        _zero(p)
+        _zero(by_y)
+        _zero(by_m)
+        _multiply(terms, weights, factor[a], y_a, m_a, p)
+        _normalize_backward(y.dtype.type(1), p, s, along, g)
+        _multiply_backward(terms, weights, factor[a], g, y_a, m_a, by_y, by_m)
+        _store(by_y, g_y, a)
+        _store(by_m, g_m, a)
+
+
+@_kernel
+def _sum(x, d, a, d_a, p):
+    """d and x + d of an atom."""
+    _load(d, a, d_a)
+    for c in range(9):
+        for f in range(p.shape[1]):
+            p[c, f] = x[c, a, f] + d_a[c, f]
 
 
 @_kernel
 def plus_square(x, d, factor, terms, weights, normalize, out):
     atoms, channels = x.shape[1:]
-    p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
+    own = np.empty((2, 9, channels), x.dtype)
+    d_a, p = own[0], own[1]
+    s = np.empty(channels, x.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = x[c, a, f] + d[c, a, f]
-        _multiply(terms, weights, factor[a], d, d, a, p)
-        _normalize(x.dtype.type(1 if normalize else 0), p, s, a, out)
+        _sum(x, d, a, d_a, p)
+        _multiply(terms, weights, factor[a], d_a, d_a, p)
+        _normalize(x.dtype.type(1 if normalize else 0), p, s)
+        _store(p, out, a)
 
 
 @_kernel
 def plus_square_backward(g_out, x, d, factor, terms, weights, normalize, g_x, g_d):
     atoms, channels = x.shape[1:]
-    p, s, along = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    own = np.empty((4, 9, channels), x.dtype)
+    d_a, p, g, by_d = own[0], own[1], own[2], own[3]
+    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        for c in range(9):
-            for f in range(channels):
-                p[c, f] = x[c, a, f] + d[c, a, f]
-        _multiply(terms, weights, factor[a], d, d, a, p)
-        _normalize_backward(x.dtype.type(1 if normalize else 0), p, s, along, a, g_out)
-        for c in range(9):
-            for f in range(channels):
-                g_x[c, a, f] = p[c, f]
-                g_d[c, a, f] = p[c, f]
-        _multiply_backward(terms, weights, factor[a], p, d, d, a, g_d, g_d)
+        _sum(x, d, a, d_a, p)
+        _multiply(terms, weights, factor[a], d_a, d_a, p)
+        _load(g_out, a, g)
+        _normalize_backward(x.dtype.type(1 if normalize else 0), p, s, along, g)
+        _store(g, g_x, a)
+        _load(g_x, a, by_d)
+        _multiply_backward(terms, weights, factor[a], g, d_a, d_a, by_d, by_d)
+        _store(by_d, g_d, a)
