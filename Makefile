@@ -6,7 +6,9 @@ EXTRAS ?= cpu,md,test
 MODEL ?=
 DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
 DEMO_TIME ?= 10 ps
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist worksteal
+# One thread for each of the processes that share the cores.
+export OMP_NUM_THREADS ?= 1
 
 comma := ,
 BIN := .venv/bin
@@ -37,7 +39,7 @@ test: $(STAMP)  ## run the tests, except those that take minutes
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
-	$(BIN)/python -m pytest -m slow -s $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -s
 
 test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and PyTorch
 	@for versions in $(MATRIX); do \
