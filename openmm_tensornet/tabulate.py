@@ -80,8 +80,8 @@ class RadialTable(Module):
         _, weight, modes = torch.linalg.svd(sample, full_matrices=False)
         modes = modes[weight > rank * weight[0]]
         # In parts, since all functions at all nodes would take hundreds of MB.
-        parts = [value_and_derivative(functions, part) for part in nodes.split(SAMPLES)]
-        value, slope = (torch.cat([both[k] @ modes.T for both in parts]) for k in (0, 1))
+        parts = [[v @ modes.T for v in value_and_derivative(functions, part)] for part in nodes.split(SAMPLES)]
+        value, slope = (torch.cat(part) for part in zip(*parts, strict=True))
         slope = slope * self.step
         rise = value[1:] - value[:-1]
         cubic = torch.stack(
@@ -146,7 +146,7 @@ class RadialTable(Module):
         distance = distance + 0.05 * self.step
         worst = torch.zeros(4, self.modes.shape[1], dtype=torch.float64)
         table, modes = self.coefficients.double(), self.modes.double()
-        for part in distance.split(2048):
+        for part in distance.split(SAMPLES):
             value, slope = value_and_derivative(functions, part)
             position = (part - self.lower) / self.step + 1
             row = position.floor()
