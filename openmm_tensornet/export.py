@@ -51,21 +51,23 @@ class _OfAtoms(Module):
         self.subset = atoms is not None
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms; refuses a System of another size (a shape is known without asking the device)."""
-        if self.subset:
-            return positions.index_select(0, self.atoms)
-        if positions.size(0) != self.count:
+    def check(self, positions: Tensor):
+        """Refuse a System of another size (a shape is known without asking the device)."""
+        if not self.subset and positions.size(0) != self.count:
             raise RuntimeError(
                 "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
             )
-        return positions
+
+    def gather(self, positions: Tensor) -> Tensor:
+        """Positions of the potential's atoms."""
+        return positions.index_select(0, self.atoms) if self.subset else positions
 
 
 class _Charges(_OfAtoms):
     """Partial charges, shape (N,), without a box."""
 
     def forward(self, positions: Tensor):
+        self.check(positions)
         return self.program(self.gather(positions))
 
 
@@ -73,6 +75,7 @@ class _PeriodicCharges(_OfAtoms):
     """The same with box vectors."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor):
+        self.check(positions)
         return self.program(self.gather(positions), boxvectors.to(positions.dtype))
 
 
@@ -80,7 +83,7 @@ class _Cluster(_OfAtoms):
     """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
 
     The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a
-    `detach` would not do, since freezing removes it.
+    `detach` would not do, since freezing removes it. Nothing may raise inside the block: TorchScript crashes.
     """
 
     def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
@@ -95,6 +98,7 @@ class _Cluster(_OfAtoms):
     @torch.jit.export
     def evaluate(self, positions: Tensor):
         """Energies of the molecules, shape (M,), and forces (S, 3)."""
+        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions))
             forces = self.scatter(positions, forces)
@@ -117,6 +121,7 @@ class _Periodic(_Cluster):
 
     @torch.jit.export
     def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+        self.check(positions)
         with torch.no_grad():
             energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
             forces = self.scatter(positions, forces)
