@@ -333,8 +333,10 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     assert seen.pop("positions").shape == (22, 3)
     assert seen == {
         "total_charge": 0,
+        "coulomb_cutoff": None,
         "hydrogen_mass": None,
         "precision": "single",
+        "charges": False,
         "output": "alanine_dipeptide-md",
         "time": 10,
         "timestep": 0.5,
@@ -349,13 +351,15 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     }
     arguments += "--time 1ns --timestep 1 --temperature 310K --equilibration-time 500fs".split()
     arguments += "--hydrogen-mass 3 --charge -2 --platform CUDA --precision double --seed 7".split()
-    arguments += "--report-interval 50 --output o --resume --quiet".split()
+    arguments += "--report-interval 50 --output o --resume --quiet --charges --coulomb-cutoff 1.1nm".split()
     assert cli.main(arguments) == 0
     del seen["positions"]
     assert seen == {
         "total_charge": -2,
+        "coulomb_cutoff": 1.1 * unit.nanometer,
         "hydrogen_mass": 3 * unit.dalton,
         "precision": "double",
+        "charges": True,
         "output": "o",
         "time": 1 * unit.nanosecond,
         "timestep": 1 * unit.femtosecond,

@@ -227,7 +227,11 @@ class TestSerialization:
         case, force = variant
         path = tmp_path / "exported.pt"
         metadata = export_torchscript(
-            load_model(case.checkpoint), path, atomic_numbers=case.atoms.numbers, precision="double"
+            load_model(case.checkpoint),
+            path,
+            atomic_numbers=case.atoms.numbers,
+            precision="double",
+            kernels=force.metadata["kernels"],
         )
         assert read_metadata(path) == metadata
         assert [p.name for p in tmp_path.iterdir()] == ["exported.pt"]
