@@ -6,7 +6,7 @@ EXTRAS ?= cpu,md,test
 MODEL ?=
 DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
 DEMO_TIME ?= 10 ps
-PYTEST_ARGS ?= -n 2 --dist worksteal
+PYTEST_ARGS ?= -n 2 --dist loadfile
 # One thread for each of the processes that share the cores.
 export OMP_NUM_THREADS ?= 1
 
