@@ -319,7 +319,8 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
 
 
 @_kernel
-def _layer_norm(t, weight, bias, out, a):
+def _moments(t):
+    """Mean, and one over the standard deviation."""
     count = t.dtype.type(len(t))
     total = t.dtype.type(0)
     for k in range(len(t)):
@@ -328,7 +329,12 @@ def _layer_norm(t, weight, bias, out, a):
     total = t.dtype.type(0)
     for k in range(len(t)):
         total += (t[k] - mean) * (t[k] - mean)
-    scale = t.dtype.type(1 / math.sqrt(total / count + EPSILON))
+    return mean, t.dtype.type(1 / math.sqrt(total / count + EPSILON))
+
+
+@_kernel
+def _layer_norm(t, weight, bias, out, a):
+    mean, scale = _moments(t)
     for k in range(len(t)):
         out[a, k] = (t[k] - mean) * scale * weight[k] + bias[k]
 
@@ -336,14 +342,7 @@ def _layer_norm(t, weight, bias, out, a):
 @_kernel
 def _layer_norm_backward(t, weight, g, a, g_t):
     count = t.dtype.type(len(t))
-    total = t.dtype.type(0)
-    for k in range(len(t)):
-        total += t[k]
-    mean = total / count
-    total = t.dtype.type(0)
-    for k in range(len(t)):
-        total += (t[k] - mean) * (t[k] - mean)
-    scale = t.dtype.type(1 / math.sqrt(total / count + EPSILON))
+    mean, scale = _moments(t)
     first = second = t.dtype.type(0)
     for k in range(len(t)):
         first += g[a, k] * weight[k]
@@ -354,15 +353,20 @@ def _layer_norm_backward(t, weight, g, a, g_t):
 
 
 @_kernel
+def _norms(x, a, t):
+    for f in range(len(t)):
+        t[f] = 0
+    for c in range(9):
+        for f in range(len(t)):
+            t[f] += x[c, a, f] * x[c, a, f]
+
+
+@_kernel
 def norm_features(x, weight, bias, out):
     atoms, channels = x.shape[1:]
     t = np.empty(channels, x.dtype)
     for a in range(atoms):
-        for f in range(channels):
-            t[f] = 0
-        for c in range(9):
-            for f in range(channels):
-                t[f] += x[c, a, f] * x[c, a, f]
+        _norms(x, a, t)
         _layer_norm(t, weight, bias, out, a)
 
 
@@ -371,11 +375,7 @@ def norm_features_backward(g_x, g_out, x, weight, result):
     atoms, channels = x.shape[1:]
     t, g_t = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        for f in range(channels):
-            t[f] = 0
-        for c in range(9):
-            for f in range(channels):
-                t[f] += x[c, a, f] * x[c, a, f]
+        _norms(x, a, t)
         _layer_norm_backward(t, weight, g_out, a, g_t)
         for f in range(channels):
             g_t[f] += g_t[f]
