@@ -39,6 +39,8 @@ BASINS = {
     "C7ax": Basin((0, 130), (-120, 20)),
     "alphaR": Basin((-180, 0), (-120, 20)),
 }
+# Debye in an elementary charge times nm.
+DEBYE = 48.03205
 # A bond longer than this multiple of its length in the first frame is broken: the stretching of a C-H bond at 500 K ends near 1.3.
 BROKEN = 1.6
 
@@ -193,6 +195,32 @@ def compute_drift(time: NDArray, total_energy: NDArray) -> tuple[float, float]:
     return float(slope), float(np.sqrt(np.mean((energy - slope * time - intercept) ** 2)))
 
 
+def compute_dipole(positions: NDArray, charges: NDArray, masses: NDArray | None = None) -> NDArray:
+    """Dipole moment of each frame of a molecule that is whole; the charges may differ from frame to frame.
+
+    Parameters
+    ----------
+    positions : array, shape (frames, N, 3)
+        nm.
+    charges : array, shape (frames, N) or (N,)
+        In elementary charges, such as those of :func:`read_charges`.
+    masses : array, shape (N,), optional
+        The moment of a charged molecule depends on the origin, which is the centre of these masses; by default the mean position.
+
+    Returns
+    -------
+    array, shape (frames, 3)
+        Elementary charge times nm, see :data:`DEBYE`; from negative to positive charge.
+    """
+    x, q = np.asarray(positions, dtype=float), np.asarray(charges, dtype=float)
+    if x.ndim != 3 or x.shape[2] != 3:
+        raise ValueError(f"positions: expected shape (frames, atoms, 3), received {x.shape}")
+    if q.shape not in (x.shape[:2], x.shape[1:2]):
+        raise ValueError(f"charges: expected shape {x.shape[:2]} or {x.shape[1:2]}, received {q.shape}")
+    origin = np.average(x, axis=1, weights=masses)
+    return (q[..., None] * (x - origin[:, None])).sum(1)
+
+
 def run_constant_energy(
     system: openmm.System,
     positions: Any,
@@ -328,6 +356,26 @@ def plot_drift(time: NDArray, total_energy: NDArray) -> Figure:
     return figure
 
 
+def plot_dipole(time: NDArray, moments: NDArray) -> Figure:
+    """Magnitude of a molecule's dipole moment over time, and its distribution.
+
+    Parameters
+    ----------
+    time : array, shape (m,)
+        ps.
+    moments : array, shape (m, 3)
+        From :func:`compute_dipole`.
+    """
+    figure, panels = _figure(columns=2)
+    magnitudes = DEBYE * np.linalg.norm(moments, axis=1)
+    trace, distribution = panels[0]
+    trace.plot(time, magnitudes, lw=0.8)
+    trace.set(xlabel="time (ps)", ylabel="dipole moment (D)")
+    distribution.hist(magnitudes, bins=50, density=True, histtype="step")
+    distribution.set(xlabel="dipole moment (D)", ylabel="density", title=f"mean {magnitudes.mean():.3g} D")
+    return figure
+
+
 # ---------------------------------------------------------------------------------------- a whole run
 
 
@@ -357,6 +405,24 @@ def read_trajectory(directory: str | os.PathLike[str]) -> mdtraj.Trajectory:
     return _import("mdtraj").load(str(files.trajectory), top=str(files.start))
 
 
+def read_charges(directory: str | os.PathLike[str]) -> tuple[NDArray, NDArray] | None:
+    """Partial charges of the run in a directory; None if it has none.
+
+    Returns
+    -------
+    atoms : array of int, shape (n,)
+        Those that have charges.
+    charges : array, shape (m, n)
+        Elementary charges; one row a frame.
+    """
+    file = RunFiles.in_directory(directory).charges
+    if not file.exists():
+        return None
+    with open(file, encoding="ascii") as lines:
+        atoms = np.array(lines.readline().split(",")[1:], dtype=int)
+        return atoms, np.loadtxt(lines, delimiter=",", ndmin=2)[:, 1:]
+
+
 def analyze(
     directory: str | os.PathLike[str], constant_energy: tuple[NDArray, NDArray] | None = None
 ) -> tuple[list[str], list[Path]]:
@@ -374,8 +440,8 @@ def analyze(
     lines : list of str
         What was found, for people.
     files : list of Path
-        ``energies.png``, ``geometry.png``, for a peptide ``ramachandran.png`` and, given `constant_energy`,
-        ``constant_energy.png``.
+        ``energies.png``, ``geometry.png``, for a peptide ``ramachandran.png``, for a run of one molecule with charges
+        ``dipole.png`` and, given `constant_energy`, ``constant_energy.png``.
     """
     trajectory, energies = read_trajectory(directory), read_energies(directory)
     phi_psi = compute_phi_psi(trajectory)
@@ -389,6 +455,17 @@ def analyze(
         shares = compute_populations(phi_psi)
         lines.append("populations: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
         figures["ramachandran"] = plot_ramachandran(phi_psi)
+    found = read_charges(directory)
+    # Several molecules have a moment each, and with periodic boundaries one that depends on the image.
+    if found is not None and trajectory.unitcell_lengths is None and len(trajectory.topology.find_molecules()) == 1:
+        atoms, charges = found
+        masses = np.array([trajectory.topology.atom(i).element.mass for i in atoms])
+        frames = min(
+            len(trajectory), len(charges), len(energies)
+        )  # a run that goes on has written some earlier than others
+        moments = compute_dipole(trajectory.xyz[:frames, atoms], charges[:frames], masses)
+        lines.append(f"dipole moment: mean {DEBYE * np.linalg.norm(moments, axis=1).mean():.3g} D")
+        figures["dipole"] = plot_dipole(energies["time_ps"][:frames], moments)
     if constant_energy is not None:
         drift, fluctuation = compute_drift(*constant_energy)
         lines.append(

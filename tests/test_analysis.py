@@ -141,6 +141,25 @@ def test_constant_energy():
     assert energy.mean() > 0.1 and abs(drift) < 0.01 * energy.mean() and fluctuation < 0.01 * energy.mean()
 
 
+def test_dipole():
+    """A unit charge and its opposite, 0.1 nm apart, are 4.803 debye; an ion's depends on the origin."""
+    x = np.array([[[0, 0, 0], [0, 0, 0.1]], [[1, 1, 1], [1.1, 1, 1]]])
+    moment = analysis.compute_dipole(x, np.array([-1.0, 1.0]))
+    np.testing.assert_allclose(moment, [[0, 0, 0.1], [0.1, 0, 0]], atol=1e-12)
+    assert np.linalg.norm(moment[0]) * analysis.DEBYE == pytest.approx(4.8032, abs=1e-4)
+    np.testing.assert_allclose(
+        analysis.compute_dipole(x, np.array([[-1.0, 1.0], [-2.0, 2.0]]))[1], [0.2, 0, 0], atol=1e-12
+    )
+    np.testing.assert_allclose(analysis.compute_dipole(x, np.array([0.0, 1.0]))[0], [0, 0, 0.05], atol=1e-12)
+    np.testing.assert_allclose(
+        analysis.compute_dipole(x, np.array([0.0, 1.0]), [3.0, 1.0])[0], [0, 0, 0.075], atol=1e-12
+    )
+    with pytest.raises(ValueError, match=r"charges: expected shape \(2, 2\) or \(2,\), received \(3,\)"):
+        analysis.compute_dipole(x, np.zeros(3))
+    with pytest.raises(ValueError, match=r"positions: expected shape \(frames, atoms, 3\), received \(2, 3\)"):
+        analysis.compute_dipole(x[0], np.zeros(2))
+
+
 @pytest.fixture
 def run(tmp_path, request):
     """The directory of a run with five frames of the example."""
@@ -172,6 +191,16 @@ def test_analyze_a_run(run, capsys):
         assert str(path) in text.out
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     assert not (run / "constant_energy.png").exists()
+
+
+def test_analyze_charges(run):
+    """Two charges of ±0.5 e on the first carbon and nitrogen; a row more than frames, as a run that goes on may have."""
+    (run / "charges.csv").write_text("step,4,6\n" + "".join(f"{10 * k},0.5,-0.5\n" for k in range(1, 7)))
+    lines, files = analysis.analyze(run)
+    x = md.load(str(run / "trajectory.dcd"), top=str(run / "start.pdb")).xyz
+    expected = 0.5 * 48.03205 * np.linalg.norm(x[:, 4] - x[:, 6], axis=1).mean()
+    assert lines[-1] == f"dipole moment: mean {expected:.3g} D"
+    assert files[-1] == run / "dipole.png" and files[-1].exists()
 
 
 def test_analyze_with_constant_energy(run):

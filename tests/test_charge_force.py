@@ -17,7 +17,6 @@ import openmm_tensornet.potential as potential_module
 from openmm_tensornet import cli
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.coulomb import compute_dipole
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce
 from openmm_tensornet.neighbors import find_pairs
@@ -282,18 +281,3 @@ def test_command_line(monkeypatch, tmp_path):
     monkeypatch.setattr(simulation, "simulate", lambda *_, **options: seen.update(options))
     assert cli.main(["simulate", "--model", "m", str(EXAMPLE), "--charges", "--coulomb-cutoff", "9 A"]) == 0
     assert seen["charges"] is True and seen["coulomb_cutoff"].value_in_unit(unit.nanometer) == pytest.approx(0.9)
-
-
-def test_dipole():
-    """A unit charge and its opposite, 0.1 nm apart, are 4.803 debye; an ion's depends on the origin."""
-    x = np.array([[[0, 0, 0], [0, 0, 0.1]], [[1, 1, 1], [1.1, 1, 1]]])
-    moment = compute_dipole(x, np.array([-1.0, 1.0]))
-    np.testing.assert_allclose(moment, [[0, 0, 0.1], [0.1, 0, 0]], atol=1e-12)
-    assert np.linalg.norm(moment[0]) * 48.03205 == pytest.approx(4.8032, abs=1e-4)
-    np.testing.assert_allclose(compute_dipole(x, np.array([[-1.0, 1.0], [-2.0, 2.0]]))[1], [0.2, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(compute_dipole(x, np.array([0.0, 1.0]))[0], [0, 0, 0.05], atol=1e-12)
-    np.testing.assert_allclose(compute_dipole(x, np.array([0.0, 1.0]), [3.0, 1.0])[0], [0, 0, 0.075], atol=1e-12)
-    with pytest.raises(ValueError, match=r"charges: expected shape \(2, 2\) or \(2,\), received \(3,\)"):
-        compute_dipole(x, np.zeros(3))
-    with pytest.raises(ValueError, match=r"positions: expected shape \(frames, atoms, 3\), received \(2, 3\)"):
-        compute_dipole(x[0], np.zeros(2))
