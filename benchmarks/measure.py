@@ -246,6 +246,7 @@ def measure(
     times = alternate(workers, settings)
     for name, worker in workers.items():
         backends[name] |= {"memory": worker.call("memory"), **summary(times[name], settings.timestep_fs)}
+        backends[name]["kernels"] = worker.call("kernels")  # after the memory, of which counting takes some
     return {
         "name": case.name,
         "description": case.description,

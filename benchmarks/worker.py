@@ -40,8 +40,8 @@ SEED = 7
 MOVE = 1e-4  # nm
 
 
-def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> tuple[Any, dict]:
-    """A System with a TensorNetForce, and the force's metadata."""
+def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> Any:
+    """A System with a TensorNetForce."""
     import openmm
 
     from openmm_tensornet import TensorNetForce
@@ -53,33 +53,48 @@ def system_ours(topology: Any, structure: Structure, model: str, charge: int, pr
         system.setDefaultPeriodicBoxVectors(*structure.box)
     force = TensorNetForce(model, topology, total_charge=charge, positions=structure.positions, precision=precision)
     system.addForce(force)
-    return system, force.metadata
+    return system
 
 
-def system_openmm_ml(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> tuple[Any, dict]:
+def kernels_ours(system: Any) -> int:
+    """What one evaluation would launch on a GPU."""
+    import torch
+
+    from openmm_tensornet import TensorNetForce, check_graph_safety
+
+    force = TensorNetForce.cast(system.getForce(0))
+    inputs = [torch.zeros(system.getNumParticles(), 3)]
+    if force.metadata["periodic"]:
+        inputs.append(torch.eye(3))
+    return check_graph_safety(force.getModule(), *inputs).kernels
+
+
+def system_openmm_ml(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> Any:
     """The System that openmm-ml makes, given the right factor from eV (its own default is 96.4916)."""
     from openmmml import MLPotential
 
     if precision != "single":
         raise ValueError(f"precision: expected 'single', which is what openmm-ml computes in, received {precision!r}")
     potential = MLPotential("torchmdnet", modelPath=model, energyScale=KJ_PER_EV)
-    return potential.createSystem(topology, removeCMMotion=False, charge=charge), {}
+    return potential.createSystem(topology, removeCMMotion=False, charge=charge)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How to make a System, what to import before the clock starts, and whose versions to report."""
+    """How to make a System, what to import before the clock starts, whose versions to report, and how to count kernels."""
 
-    make_system: Callable[..., tuple[Any, dict]]
+    make_system: Callable[..., Any]
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
+    kernels: Callable[[Any], int | None] = lambda system: None
 
 
 BACKENDS = {
     "ours": Backend(
         system_ours,
-        ("openmm_tensornet.force", "torch._dynamo", "openmm_tensornet.kernels.cpu"),
+        ("openmm_tensornet.force", "openmm_tensornet.kernels.cpu"),
         ("openmm-tensornet", "acellera-openmmtorch-cpu", "numba"),
+        kernels_ours,
     ),
     "openmm-ml": Backend(system_openmm_ml, ("openmmml", "torchmdnet.models.model"), ("openmmml", "torchmd-net")),
 }
@@ -98,7 +113,7 @@ class Session:
         -------
         dict
             `first_energy_s`: from making the force to the first energy. `ready_s`: to the end of the
-            warm-up. `kernels`: or None. `imported_MB`: memory before the force is made. `versions`: of
+            warm-up. `imported_MB`: memory before the force is made. `versions`: of
             Python and packages.
         """
         import openmm
@@ -111,9 +126,7 @@ class Session:
         topology = make_topology(structure)
         imported = memory("VmRSS")
         begin = perf_counter()
-        self._system, metadata = self._backend.make_system(
-            topology, structure, model, CASES[case].total_charge, precision
-        )
+        self._system = self._backend.make_system(topology, structure, model, CASES[case].total_charge, precision)
         self._integrator = openmm.VerletIntegrator(timestep_fs / 1000)
         self._context = openmm.Context(
             self._system,
@@ -130,7 +143,6 @@ class Session:
         return {
             "first_energy_s": first,
             "ready_s": perf_counter() - begin,
-            "kernels": metadata.get("launches"),
             "imported_MB": imported,
             "torch_threads": torch.get_num_threads(),
             "versions": {
@@ -191,6 +203,10 @@ class Session:
         from .breakdown import profile
 
         return profile(self._system.getForce(0), self._context, count)
+
+    def kernels(self) -> int | None:
+        """What one evaluation would launch on a GPU; None where that is not known."""
+        return self._backend.kernels(self._system)
 
     def memory(self) -> dict:
         """Largest and present memory of this process, MB."""

@@ -1,7 +1,8 @@
 """Turn a module that differentiates inside into one flat graph of library operators.
 
-The backward pass is derived, not written: the module is traced with its call of `torch.autograd.grad`, which leaves
-one straight-line ATen graph of forward and backward. Then everything that depends on constants alone is computed once.
+The backward pass is derived, not written: the module is run once, with its call of `torch.autograd.grad`, and every ATen
+operator on the way, forward and backward, becomes a node of one straight-line graph. (`make_fx` does the same, but imports PyTorch's
+compiler for it: seconds and 100 MB.) Then everything that depends on constants alone is computed once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import operator
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .graphsafety import VIEWS
 
@@ -40,26 +43,58 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     """
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    def run(state, inputs):
-        return torch.func.functional_call(module, state, inputs)
-
-    traced = make_fx(run, tracing_mode="real")(state, example)
-    graph = traced.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    constants = {}
-    for node, (name, value) in zip(placeholders, state.items(), strict=False):
-        constants[node] = (name.replace(".", "_"), value.detach())
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            value = getattr(traced, node.target)
-            constants[node] = (f"constant{len(constants)}", value.detach())
+    recorder = _Recorder()
+    for k, tensor in enumerate(example):
+        recorder.nodes[tensor] = recorder.graph.placeholder(f"input{k}")
+    for name, tensor in state.items():
+        recorder.constant(tensor, name.replace(".", "_"))
+    with recorder:
+        outputs = torch.func.functional_call(module, state, example)
+    graph, constants = recorder.graph, recorder.constants
+    graph.output(tree_map(recorder.node, outputs))
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
     _fold(graph, constants)
-    return _rebuild(graph, constants, [f"input{k}" for k in range(len(example))])
+    return _rebuild(graph, constants)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes what is run into a graph. Constants, which the operators find rather than make, are nodes with a name and a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[fx.Node, tuple[str, Tensor]] = {}
+        self.nodes = WeakTensorKeyDictionary()  # an intermediate result lives no longer than in the run itself
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch's compiler does not see this, and need not be imported to be told so
+
+    def constant(self, tensor: Tensor, name: str) -> fx.Node:
+        node = self.nodes[tensor] = self.graph.get_attr(name)
+        self.constants[node] = name, tensor.detach()
+        return node
+
+    def node(self, value):
+        if not isinstance(value, Tensor):
+            return value
+        return self.nodes[value] if value in self.nodes else self.constant(value, f"constant{len(self.constants)}")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        node = self.graph.call_function(func, *tree_map(self.node, (args, kwargs)))
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self.nodes[result] = node
+        elif isinstance(result, (tuple, list)):
+            for k, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self.nodes[part] = self.graph.call_function(operator.getitem, (node, k))
+        return result
 
 
 def _written(graph: fx.Graph) -> set[fx.Node]:
@@ -92,17 +127,11 @@ def _fold(graph: fx.Graph, constants: dict) -> None:
             )
 
 
-def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphModule:
-    """Graph in which constants are buffers and only the true inputs are arguments."""
+def _rebuild(graph: fx.Graph, constants: dict) -> fx.GraphModule:
+    """Graph in which constants are buffers."""
     root = nn.Module()
     new = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
-    names = iter(inputs)
-    for node in graph.nodes:
-        if node in constants:
-            continue
-        if node.op == "placeholder":
-            mapping[node] = new.placeholder(next(names))
     used: dict[str, fx.Node] = {}
 
     def lookup(n: fx.Node) -> fx.Node:
@@ -115,7 +144,7 @@ def _rebuild(graph: fx.Graph, constants: dict, inputs: list[str]) -> fx.GraphMod
         return mapping[n]
 
     for node in graph.nodes:
-        if node in constants or node.op in ("placeholder", "get_attr"):
+        if node in constants:
             continue
         mapping[node] = new.node_copy(node, lookup)
     new.lint()

@@ -6,7 +6,7 @@ whatever would need the values of a tensor on the host, a shape that depends on 
 
 from __future__ import annotations
 
-import io
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -179,14 +179,13 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
         values, a tensor on the host, or a custom operator that does not declare its launches.
     """
-    recorder = _Recorder()
+    recorder, own = _Recorder(), copy.deepcopy(module)
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
 
-        copy = _copy(module)
-        for part in copy.modules():
+        for part in own.modules():
             if isinstance(part, torch.jit.ScriptModule):  # its _apply does not take parameters, only buffers
                 held = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
                 for name, value in held:
@@ -196,7 +195,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         fake = [pretend(t) for t in inputs]
         try:
             with torch.no_grad(), recorder:
-                copy(*fake)
+                own(*fake)
         except Exception as error:
             if recorder.refusal is None:
                 text = str(error).strip().splitlines()
@@ -204,17 +203,3 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     if recorder.refusal is not None:
         raise recorder.refusal
     return recorder.result
-
-
-def _copy(module: nn.Module) -> nn.Module:
-    if isinstance(module, torch.jit.ScriptModule):
-        buffer = io.BytesIO()
-        # Saving and loading is the copy that a ScriptModule can do; it needs real tensors.
-        with torch._subclasses.fake_tensor.unset_fake_temporarily():
-            torch.jit.save(module, buffer)
-            buffer.seek(0)
-            return torch.jit.load(buffer, map_location="cpu")
-    import copy
-
-    with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return copy.deepcopy(module)

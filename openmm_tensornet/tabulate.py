@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .module import Module
 
-SAMPLES = 512  # distances at a time
+SAMPLES = 512  # distances that the basis functions are chosen at
+PART = 128  # distances at a time: the network's layers take 100 kB for each
 Functions = Callable[[Tensor], Tensor]
 
 
@@ -76,25 +77,25 @@ class RadialTable(Module):
         self.lower, self.upper, self.intervals = lower, upper, intervals
         self.step = (upper - lower) / intervals
         nodes = torch.linspace(lower, upper, intervals + 1, dtype=torch.float64)
-        sample, _ = value_and_derivative(functions, nodes[:: max(1, intervals // SAMPLES)])
+        some = nodes[:: max(1, intervals // SAMPLES)]
+        sample = torch.cat([value_and_derivative(functions, part)[0] for part in some.split(PART)])
         _, weight, modes = torch.linalg.svd(sample, full_matrices=False)
         modes = modes[weight > rank * weight[0]]
-        # In parts, since all functions at all nodes would take hundreds of MB.
-        parts = [[v @ modes.T for v in value_and_derivative(functions, part)] for part in nodes.split(SAMPLES)]
-        value, slope = (torch.cat(part) for part in zip(*parts, strict=True))
-        slope = slope * self.step
+        # In parts and in place, since all functions at all nodes, or a few copies of the table, would take hundreds of MB.
+        value, slope = nodes.new_empty(2, len(nodes), len(modes))
+        for part, v, s in zip(nodes.split(PART), value.split(PART), slope.split(PART), strict=True):
+            for found, own in zip(value_and_derivative(functions, part), (v, s), strict=True):
+                torch.mm(found, modes.T, out=own)
+        slope *= self.step
+        coefficients = nodes.new_zeros(intervals + 2, 4, len(modes))
+        coefficients[0] = torch.nan
+        c = coefficients[1:-1].unbind(1)
         rise = value[1:] - value[:-1]
-        cubic = torch.stack(
-            (
-                value[:-1],
-                slope[:-1],
-                3 * rise - 2 * slope[:-1] - slope[1:],
-                slope[:-1] + slope[1:] - 2 * rise,
-            ),
-            dim=1,
-        )
-        below, beyond = torch.full_like(cubic[:1], torch.nan), torch.zeros_like(cubic[:1])
-        self.register_buffer("coefficients", torch.cat((below, cubic, beyond)).to(dtype))
+        c[0].copy_(value[:-1])
+        c[1].copy_(slope[:-1])
+        c[2].copy_(3 * rise).sub_(slope[1:]).sub_(slope[:-1], alpha=2)
+        c[3].copy_(slope[:-1]).add_(slope[1:]).sub_(rise, alpha=2)
+        self.register_buffer("coefficients", coefficients.to(dtype))
         self.register_buffer("modes", modes.to(dtype))
         self.register_buffer("modes_t", modes.T.contiguous().to(dtype))
         self.register_buffer("exponents", torch.arange(4, dtype=dtype))
@@ -146,7 +147,7 @@ class RadialTable(Module):
         distance = distance + 0.05 * self.step
         worst = torch.zeros(4, self.modes.shape[1], dtype=torch.float64)
         table, modes = self.coefficients.double(), self.modes.double()
-        for part in distance.split(SAMPLES):
+        for part in distance.split(PART):
             value, slope = value_and_derivative(functions, part)
             position = (part - self.lower) / self.step + 1
             row = position.floor()
@@ -162,7 +163,15 @@ class RadialTable(Module):
 
 
 def value_and_derivative(functions: Functions, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and derivatives, each of shape (K, C), at distances of shape (K,)."""
-    with torch.no_grad():
-        value, derivative = torch.func.jvp(functions, (distance,), (torch.ones_like(distance),))[:2]
-    return value, derivative
+    """Values and derivatives, each of shape (K, C), at distances of shape (K,).
+
+    The backward pass is linear in what comes in; its derivative by that is the derivative of each function. (Forward
+    differentiation does it at once, but imports PyTorch's compiler for it: seconds and 100 MB.)
+    """
+    with torch.enable_grad():
+        d = distance.detach().requires_grad_(True)
+        value = functions(d)
+        incoming = torch.zeros_like(value, requires_grad=True)
+        (outgoing,) = torch.autograd.grad(value, d, incoming, create_graph=True)
+        (derivative,) = torch.autograd.grad(outgoing.sum(), incoming)
+    return value.detach(), derivative

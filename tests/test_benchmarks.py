@@ -27,7 +27,7 @@ class FakeWorker:
         return getattr(self, f"_{do}")(**arguments)
 
     def _start(self, **_):
-        return {"first_energy_s": 1.5, "ready_s": 2.5, "kernels": None, "versions": {"torch": "2.0"}}
+        return {"first_energy_s": 1.5, "ready_s": 2.5, "versions": {"torch": "2.0"}}
 
     def _evaluate(self, positions):
         forces = np.sin(np.array(positions))
@@ -42,6 +42,9 @@ class FakeWorker:
 
     def _time_evaluations(self, count):
         return self.seconds / 2
+
+    def _kernels(self):
+        return None
 
     def _memory(self):
         return {"peak_MB": 1234.0, "present_MB": 1000.0}
