@@ -5,8 +5,10 @@ Plain lengths are in nm; a Quantity is converted before anything else.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -30,6 +32,8 @@ from .potential import (
 )
 from .registry import find_model
 from .units import positive_in
+
+KEPT_MEMORY = 1 << 29  # bytes
 
 
 def prepare(
@@ -120,6 +124,7 @@ def prepare(
             box=box,
         )
     _keep_float32()
+    _keep_memory()
     return exported
 
 
@@ -295,3 +300,16 @@ def _keep_float32() -> None:
             stacklevel=4,
         )
         torch.set_float32_matmul_precision("highest")
+
+
+def _keep_memory() -> None:
+    """Tell glibc's malloc to keep freed memory, up to half a GB, rather than to get it anew from Linux at every step.
+
+    An evaluation of thousands of atoms frees and allocates arrays of many MB, and page faults took a sixth of its time.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
+            libc.mallopt(m_trim_threshold, KEPT_MEMORY)
+            libc.mallopt(m_mmap_threshold, KEPT_MEMORY)

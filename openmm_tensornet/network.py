@@ -141,6 +141,12 @@ class PortableOperators(Module):
         """Distances, shape (P,), and unit vectors, shape (P, 3), of vectors, shape (P, 3)."""
         return _Direction.apply(r)
 
+    def pair_forces(self, pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
+        """Forces of pairs, shape (P, 3), on their first atoms, and the opposite on their second ones, added to `start`, (N, 3)."""
+        i, j = pairs.unbind(0)
+        forces = forces.double()
+        return start.index_add(0, i, forces).index_add(0, j, forces, alpha=-1)
+
     def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         """Σ_j scale_ij weight_ij ⊙ Y_j over the n slots j of i's block; (9, A, F), weights (A, n, 3, F), scale (A, n)."""
         atoms, n = scale.shape

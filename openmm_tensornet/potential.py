@@ -354,9 +354,7 @@ class StaticProgram(Module):
                 energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
             forces = self.no_force
             for (listed, _, _), force in zip(found, forces_of_pairs, strict=True):
-                i, j = listed.unbind(0)
-                force = force.double()
-                forces = forces.index_add(0, i, force).index_add(0, j, force, alpha=-1)
+                forces = self.network.operators.pair_forces(listed, force, forces)  # type: ignore[union-attr,operator]
             # Zero times the energy: whatever makes it NaN makes all forces NaN.
             total = energy if self.num_molecules == 1 else energy.sum()
             forces = torch.add(forces, total, alpha=0)

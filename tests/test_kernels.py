@@ -120,6 +120,19 @@ def test_operators_equal_their_definitions(name, dtype, monkeypatch):
                     assert error < TOLERANCE[dtype], (atoms, channels, error)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["single", "double"])
+def test_pair_forces(dtype, monkeypatch):
+    for atoms in ATOMS:
+        case = Case(atoms, 16, dtype)
+        start = case.random(atoms, 3).double()
+        expected = definitions.pair_forces(case.pairs, case.r, start)
+        with monkeypatch.context() as patch:
+            poison(patch)
+            found = torch.ops.openmm_tensornet.pair_forces(case.pairs, case.r, start)
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize("name", ["gate", "plus_square"])
 def test_normalization_on_demand(name):
     case = Case(5, 24, torch.float64)
@@ -189,27 +202,64 @@ def test_registration(name):
     torch.library.opcheck(operator, case.arguments(name), test_utils=("test_schema", "test_faketensor"))
 
 
+TRICLINIC = [[1.4, 0, 0], [0.5, 1.3, 0], [-0.6, 0.4, 1.2]]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["single", "double"])
-@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "triclinic"])
 @pytest.mark.parametrize("several", [False, True], ids=["one molecule", "three molecules"])
-def test_near_pairs(dtype, periodic, several):
-    x = torch.rand(70, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype) * 3 - 1
-    box = torch.tensor([[1.4, 0, 0], [0.5, 1.3, 0], [-0.6, 0.4, 1.2]], dtype=dtype)[: 3 if periodic else 0]
-    molecules = torch.arange(70) % 3 if several else torch.zeros(70, dtype=torch.long)
-    for capacity in (5, 2000):
-        found = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, capacity)
-        expected = definitions.near_pairs(x, box, molecules, 0.5, capacity)
-        assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2]) and int(found[2]) > 5
-        torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
-    x[4] = torch.nan
-    assert int(torch.ops.openmm_tensornet.near_pairs(x, box, molecules, 0.5, 2000)[2]) > int(found[2])
+@pytest.mark.parametrize(
+    ("atoms", "scale", "cutoff"),
+    [(1, 1, 0.5), (2, 1, 0.5), (70, 1, 0.5), (400, 2, 0.5), (400, 2, 0.3), (150, 40, 7.0), (60, 1, 0.002)],
+    ids=["one", "two", "no room for cells", "cells in part", "many cells", "wide", "more cells than there may be"],
+)
+@pytest.mark.parametrize(
+    "box", [None, np.diag([1.4, 1.3, 1.2]), np.array(TRICLINIC)], ids=["vacuum", "rectangular", "triclinic"]
+)
+def test_near_pairs(dtype, several, atoms, scale, cutoff, box):
+    box = torch.zeros(0, 3, dtype=dtype) if box is None else torch.tensor(scale * box, dtype=dtype)
+    x = torch.rand(atoms, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 3 * scale - scale
+    x = x.to(dtype)
+    molecules = torch.arange(atoms) % 3 if several else torch.zeros(atoms, dtype=torch.long)
+    capacity = atoms * atoms // 2 + 1
+    pairs, vectors, found = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, cutoff, capacity)
+    right, right_vectors, right_found = definitions.near_pairs(x, box, molecules, cutoff, capacity)
+    assert torch.equal(found, right_found)
+    one, other = ((p[0] * atoms + p[1]).argsort(stable=True) for p in (pairs, right))
+    assert torch.equal(pairs[:, one], right[:, other])
+    torch.testing.assert_close(vectors[one], right_vectors[other], rtol=1e-5, atol=1e-6 * scale)
+    if int(found) > 1:
+        few = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, cutoff, 1)
+        assert torch.equal(few[2], found) and few[0].shape == (2, 1)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = x.clone()
+        broken[-1, 1] = bad
+        assert int(torch.ops.openmm_tensornet.near_pairs(broken, box, molecules, cutoff, capacity)[2]) > capacity
+
+
+@pytest.mark.parametrize("box", [np.zeros((3, 3)), np.full((3, 3), np.nan), np.diag([1.4, np.inf, 1.2])])
+def test_near_pairs_in_no_box(box):
+    """Nothing is read or written where it should not be, and what comes out is an overflow."""
+    x, molecules = torch.rand(70, 3, dtype=torch.float64), torch.zeros(70, dtype=torch.long)
+    found = torch.ops.openmm_tensornet.near_pairs(x, torch.tensor(box), molecules, 0.5, 100)[2]
+    assert int(found) > 100
+
+
+def test_near_pairs_of_atoms_far_away():
+    x = torch.tensor([[1e300, 0, 0], [1e300, 0.1, 0], [0, 0, 0], [-1e300, -1e300, 1e308]], dtype=torch.float64)
+    molecules = torch.zeros(4, dtype=torch.long)
+    pairs, _, found = torch.ops.openmm_tensornet.near_pairs(x, torch.zeros(0, 3).double(), molecules, 0.5, 10)
+    assert int(found) == 1 and pairs[:, 0].tolist() == [0, 1]
 
 
 def test_every_operator_has_a_kernel_and_a_definition():
     from openmm_tensornet.kernels import cpu
 
     registered = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
-    names = {name for space, _, name in registered if space == "openmm_tensornet"} - {"nnpops_pairs", "near_pairs"}
+    names = {name for space, _, name in registered if space == "openmm_tensornet"} - {
+        "nnpops_pairs",
+        "near_pairs",
+        "pair_forces",
+    }
     assert set(MOVING) <= names <= {*MOVING, *(f"{n}_backward" for n in MOVING)}
     assert all(hasattr(cpu, n) for n in names)
     assert operators.available()

@@ -15,6 +15,7 @@ from numba import njit
 # NaN must stay NaN, so not all of fastmath.
 _kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
 EPSILON = 1e-5  # of LayerNorm
+MOST_CELLS = 64  # along each direction
 _HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
 
 
@@ -22,33 +23,110 @@ _HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
 
 
 @_kernel
+def _cells(positions, box, width, cells):
+    """Put each atom into a cell at least `width` wide; the number of cells along each direction, 0 where something is not finite.
+
+    Along a periodic direction that has no room for three there is one: no cell may be a neighbor twice.
+    """
+    number, low, high = np.ones(3, np.int64), np.empty(3), np.empty(3)
+    none = np.zeros(3, np.int64)
+    for k in range(3):
+        low[k] = high[k] = positions[0, k]
+        for a in range(positions.shape[0]):
+            if not np.isfinite(positions[a, k]):
+                return none
+            low[k], high[k] = min(low[k], positions[a, k]), max(high[k], positions[a, k])
+    if box.shape[0] == 0:
+        for k in range(3):
+            extent = high[k] - low[k]
+            number[k] = max(1, min(extent / width, MOST_CELLS))
+            for a in range(positions.shape[0]):
+                place = (positions[a, k] - low[k]) / max(extent, width) * number[k]
+                cells[a, k] = int(place) if place < number[k] else number[k] - 1
+        return number
+    ax, bx, by, cx, cy, cz = box[0, 0], box[1, 0], box[1, 1], box[2, 0], box[2, 1], box[2, 2]
+    # Distances between opposite faces, from the volume and the faces' areas.
+    u, v, w = by * cz, bx * cz, bx * cy - by * cx
+    heights = (ax * u / math.sqrt(u * u + v * v + w * w), u / math.sqrt(cz * cz + cy * cy), cz)
+    for k in range(3):
+        if not (heights[k] > 0 and np.isfinite(heights[k])):
+            return none
+        if heights[k] >= 3 * width:
+            number[k] = min(heights[k] / width, MOST_CELLS)
+    for a in range(positions.shape[0]):
+        c = positions[a, 2] / cz
+        b = (positions[a, 1] - c * cy) / by
+        fraction = ((positions[a, 0] - b * bx - c * cx) / ax, b, c)
+        for k in range(3):
+            place = (fraction[k] - math.floor(fraction[k])) * number[k]
+            cells[a, k] = int(place) if place < number[k] else number[k] - 1
+    return number
+
+
+@_kernel
+def _cell(x, y, z, number):
+    return (x % number[0] * number[1] + y % number[1]) * number[2] + z % number[2]
+
+
+@_kernel
+def _by_cell(cells, number, begin, order):
+    """Sort atoms by cell: where each cell begins in the order."""
+    begin[:] = 0
+    for a in range(len(order)):
+        begin[_cell(cells[a, 0], cells[a, 1], cells[a, 2], number) + 1] += 1
+    for c in range(1, len(begin)):
+        begin[c] += begin[c - 1]
+    free = begin[:-1].copy()
+    for a in range(len(order)):
+        c = _cell(cells[a, 0], cells[a, 1], cells[a, 2], number)
+        order[free[c]] = a
+        free[c] += 1
+
+
+@_kernel
 def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, found):
     periodic = box.shape[0] == 3
+    by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
+    cells = np.empty((positions.shape[0], 3), np.int64)
+    # A little wider than the cutoff, so that rounding puts no pair two cells apart.
+    number = _cells(positions, box, cutoff * (1 + 1e-9), cells)
+    finite = number[0] > 0
+    # Pairs in the order of their cells: those that follow each other share atoms, which are in the cache.
+    begin = np.empty(number[0] * number[1] * number[2] + 1, np.int64)
+    order = np.empty(positions.shape[0] if finite else 0, np.int64)
+    _by_cell(cells, number, begin, order)
+    low, high = np.empty(3, np.int64), np.empty(3, np.int64)
     count = 0
-    for i in range(positions.shape[0] - 1):
-        for j in range(i + 1, positions.shape[0]):
-            if molecules[i] != molecules[j]:
-                continue
-            x = positions[i, 0] - positions[j, 0]
-            y = positions[i, 1] - positions[j, 1]
-            z = positions[i, 2] - positions[j, 2]
-            if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
-                turns = np.rint(z / box[2, 2])
-                x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
-                if z * z >= cutoff * cutoff:
-                    continue
-                turns = np.rint(y / box[1, 1])
-                x, y = x - turns * box[1, 0], y - turns * box[1, 1]
-                x = x - np.rint(x / box[0, 0]) * box[0, 0]
-            if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN is near
-                if count < capacity:
-                    pairs[0, count], pairs[1, count] = i, j
-                    vectors[count, 0], vectors[count, 1], vectors[count, 2] = x, y, z
-                count += 1
+    for i in order:
+        for k in range(3):
+            low[k], high[k] = cells[i, k] - 1, cells[i, k] + 2
+            if number[k] == 1 or not periodic:
+                low[k], high[k] = max(low[k], 0), min(high[k], number[k])
+        for x_cell in range(low[0], high[0]):
+            for y_cell in range(low[1], high[1]):
+                for z_cell in range(low[2], high[2]):
+                    cell = _cell(x_cell, y_cell, z_cell, number)
+                    for j in order[begin[cell] : begin[cell + 1]]:
+                        if j <= i or molecules[i] != molecules[j]:
+                            continue
+                        x = positions[i, 0] - positions[j, 0]
+                        y = positions[i, 1] - positions[j, 1]
+                        z = positions[i, 2] - positions[j, 2]
+                        if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
+                            turns = np.rint(z * by_c)
+                            x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
+                            turns = np.rint(y * by_b)
+                            x, y = x - turns * box[1, 0], y - turns * box[1, 1]
+                            x = x - np.rint(x * by_a) * box[0, 0]
+                        if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN, of an overflow, is near
+                            if count < capacity:
+                                pairs[0, count], pairs[1, count] = i, j
+                                vectors[count, 0], vectors[count, 1], vectors[count, 2] = x, y, z
+                            count += 1
     for p in range(count, capacity):
         pairs[0, p] = pairs[1, p] = 0
         vectors[p, 0], vectors[p, 1], vectors[p, 2] = 2 * cutoff, 0, 0
-    found[0] = count
+    found[0] = count if finite else capacity + 1
 
 
 @_kernel
@@ -313,6 +391,18 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
                 for f in range(channels):
                     g_weight[i, s, part, f] *= c
             g_scale[i, s] = total
+
+
+@_kernel
+def pair_forces(pairs, forces, start, total):
+    for a in range(total.shape[0]):
+        for k in range(3):
+            total[a, k] = start[a, k]
+    for p in range(forces.shape[0]):
+        i, j = pairs[0, p], pairs[1, p]
+        for k in range(3):
+            total[i, k] += forces[p, k]
+            total[j, k] -= forces[p, k]
 
 
 # ------------------------------------------------------------------------------------------------------------ atoms

@@ -17,17 +17,17 @@ EPSILON = 1e-5  # of LayerNorm
 def near_pairs(
     positions: Tensor, box: Tensor, molecules: Tensor, cutoff: float, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs i<j of one molecule closer than the cutoff, in order, (2, capacity); their vectors; how many there are, (1,).
+    """Pairs i<j of one molecule closer than the cutoff, in any order, (2, capacity); their vectors; how many there are, (1,).
 
-    Unused places name atom 0 twice, at twice the cutoff. `box` has shape (3, 3), or (0, 3) where there is none.
+    If they are too many, which are left out is undefined; a coordinate that is not finite counts as too many. Unused
+    places name atom 0 twice, at twice the cutoff. `box` has shape (3, 3), or (0, 3) where there is none.
     """
     pairs = all_pairs(molecules)
-    pairs = pairs[:, (pairs[0] * len(positions) + pairs[1]).argsort()]
     vector = positions[pairs[0]] - positions[pairs[1]]
     if len(box):
         vector = minimum_image(vector, box)
     near = ~((vector * vector).sum(1) >= cutoff**2)
-    found = near.sum()
+    found = near.sum() if positions.isfinite().all() else torch.tensor(capacity + 1)
     pairs, vector = pairs[:, near][:, :capacity], vector[near][:capacity]
     room = capacity - pairs.shape[1]
     far = torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=vector.dtype).expand(room, 3)
@@ -79,6 +79,11 @@ def message(
     f = by_component(functions(distance, table, lower, step))
     i, j = pairs
     return (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
+
+
+def pair_forces(pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
+    """Forces of pairs, (P, 3), on their first atoms, and the opposite on their second ones, added to `start`, (A, 3), float64."""
+    return start.index_add(0, pairs[0], forces.double()).index_add(0, pairs[1], forces.double(), alpha=-1)
 
 
 def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:

@@ -159,6 +159,9 @@ class FusedOperators(Module):
     def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return _Direction.apply(r)
 
+    def pair_forces(self, pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
+        return _OPS.pair_forces(pairs, forces, start)
+
     def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         return _BlockMessage.apply(weight, scale, y)
 

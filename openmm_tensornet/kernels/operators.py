@@ -86,6 +86,7 @@ _operator(
     f"message_backward(Tensor g_m, Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor y) -> (Tensor, Tensor)",
     _like(1, 7),
 )
+_operator("pair_forces(Tensor pairs, Tensor forces, Tensor start) -> Tensor", _like(2))
 _operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
 _operator(
     "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
