@@ -21,8 +21,7 @@ from openmm_tensornet import __version__
 from openmm_tensornet.files import is_torchscript
 
 if TYPE_CHECKING:
-    import openmm
-    from openmm.app import Topology
+    from openmm_tensornet.structures import Structure
 
 # Units that a value on the command line may have: what follows the number, and its name in openmm.unit.
 UNITS = {
@@ -39,6 +38,7 @@ UNITS = {
 # Up to here more threads gain nothing, and lose a factor of 50 where another program uses the same cores
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
+THREADS_HELP = "CPU threads (default: 1 for up to 100 atoms, else all)"
 MODEL_HELP = "TorchMD-Net checkpoint, exported file, or a name that `openmm-tensornet models` lists"
 BAD_INPUT = (
     ValueError,
@@ -94,13 +94,35 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     common = _Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    potential = _Parser(add_help=False)  # a structure, and the potential for it
+    potential.add_argument(
+        "structure", metavar="STRUCTURE", help="PDB, PDBx/mmCIF, SDF or XYZ file, hydrogens included"
+    )
+    potential.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
+    potential.add_argument(
+        "--charge",
+        type=int,
+        metavar="N",
+        help="total charge (default: 0, an error if that makes the electrons odd or contradicts the file)",
+    )
+    add_quantity(
+        potential,
+        "--coulomb-cutoff",
+        "nm",
+        None,
+        "cutoff of the Coulomb interaction of a model that has one (default: the model's own, else 1.2 nm if periodic)",
+    )
+    potential.add_argument(
+        "--precision", choices=("single", "double"), default="single", help="of the network (default: single)"
+    )
+    potential.add_argument("--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen")
     parser = _Parser(prog="openmm-tensornet", allow_abbrev=False, description="TensorNet neural potentials in OpenMM.")
     parser.add_argument("--version", action="version", version=f"openmm-tensornet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     simulate = commands.add_parser(
         "simulate",
-        parents=[common],
+        parents=[common, potential],
         allow_abbrev=False,
         help="molecular dynamics of a structure",
         description="Minimise, equilibrate and run molecular dynamics at constant temperature. "
@@ -108,8 +130,6 @@ def _parser() -> argparse.ArgumentParser:
         "with --charges also charges.csv.",
     )
     simulate.set_defaults(run=_simulate)
-    simulate.add_argument("structure", metavar="STRUCTURE", help="PDB or PDBx/mmCIF file, hydrogens included")
-    simulate.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     simulate.add_argument("--output", metavar="DIR", help="where to write (default: STRUCTURE-md)")
     add_quantity(simulate, "--time", "ps", 10, "length of the run, without preparation")
     add_quantity(simulate, "--timestep", "fs", 0.5, "time step")
@@ -117,31 +137,10 @@ def _parser() -> argparse.ArgumentParser:
     add_quantity(simulate, "--equilibration-time", "ps", 1, "length of the equilibration")
     add_quantity(simulate, "--hydrogen-mass", "amu", None, "give hydrogens this mass, taken from their heavy atoms")
     simulate.add_argument(
-        "--charge",
-        type=int,
-        metavar="N",
-        help="total charge (default: 0, an error if that makes the electrons odd)",
-    )
-    simulate.add_argument(
         "--charges", action="store_true", help="write the partial charges of a model that has them to charges.csv"
     )
-    add_quantity(
-        simulate,
-        "--coulomb-cutoff",
-        "nm",
-        None,
-        "cutoff of the Coulomb interaction of a model that has one (default: the model's own, else 1.2 nm if periodic)",
-    )
     simulate.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: the fastest)")
-    simulate.add_argument(
-        "--precision", choices=("single", "double"), default="single", help="of the network (default: single)"
-    )
-    simulate.add_argument(
-        "--threads",
-        type=_at_least_one,
-        metavar="N",
-        help="CPU threads (default: 1 for up to 100 atoms, else all)",
-    )
+    simulate.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     simulate.add_argument("--seed", type=_at_least_one, metavar="N", help="of the random numbers (default: drawn)")
     simulate.add_argument(
         "--report-interval",
@@ -150,11 +149,52 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="steps between reports (default: 200)",
     )
-    simulate.add_argument("--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen")
     existing = simulate.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run in the output directory")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in the output directory")
     simulate.add_argument("--quiet", action="store_true", help="no messages, no progress bar")
+
+    export = commands.add_parser(
+        "export",
+        parents=[common, potential],
+        allow_abbrev=False,
+        help="write a TorchScript file for a structure",
+        description="Specialise a model to the atoms of a structure, check it against the reference model, and write the "
+        "TorchScript file that OpenMM's TorchForce runs, on any machine.",
+    )
+    export.set_defaults(run=_export)
+    export.add_argument("--output", metavar="FILE", help="where to write (default: STRUCTURE.pt)")
+    export.add_argument("--kernels", choices=("portable", "fused"), default="portable", help="(default: portable)")
+    export.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    export.add_argument("--json", action="store_true", help="print what the file says of itself as JSON")
+
+    check = commands.add_parser(
+        "check",
+        parents=[common, potential],
+        allow_abbrev=False,
+        help="check a model on a structure",
+        description="Compare what would run with the reference model, prove that a CUDA graph can capture it, and test "
+        "symmetries, and forces against differences of the energy. The exit status is 1 if a check fails.",
+    )
+    check.set_defaults(run=_check)
+    check.add_argument("--json", action="store_true", help="as JSON")
+
+    benchmark = commands.add_parser(
+        "benchmark",
+        parents=[common, potential],
+        allow_abbrev=False,
+        help="time a structure on this machine",
+        description="Time steps of molecular dynamics, on every platform that OpenMM has here or on one, "
+        "with the kernels that a force would choose.",
+    )
+    benchmark.set_defaults(run=_benchmark)
+    add_quantity(benchmark, "--timestep", "fs", 0.5, "time step")
+    benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all but Reference)")
+    benchmark.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
+    benchmark.add_argument(
+        "--seconds", type=_at_least_one, default=10, metavar="N", help="for each platform (default: 10)"
+    )
+    benchmark.add_argument("--json", action="store_true", help="as JSON")
 
     info = commands.add_parser(
         "info",
@@ -230,23 +270,29 @@ def _at_least_one(text: str) -> int:
 # ------------------------------------------------------------------------------------------- simulate
 
 
+def _structure_and_options(options: argparse.Namespace) -> tuple[Structure, dict[str, Any]]:
+    """The structure, and the arguments that make a potential for it."""
+    from openmm_tensornet.structures import read_structure, total_charge
+
+    structure = read_structure(options.structure, allow_no_hydrogens=options.allow_no_hydrogens)
+    return structure, {
+        "positions": structure.positions,
+        "total_charge": total_charge(structure, options.charge),
+        "coulomb_cutoff": options.coulomb_cutoff,
+        "precision": options.precision,
+    }
+
+
 def _simulate(options: argparse.Namespace) -> None:
     from openmm_tensornet.simulation import simulate
     from openmm_tensornet.system import create_system
 
-    topology, positions = read_structure(options.structure, allow_no_hydrogens=options.allow_no_hydrogens)
+    structure, potential = _structure_and_options(options)
+    topology, positions = structure.topology, structure.positions
     _set_threads(options.threads, topology.getNumAtoms())
     if options.output is None:
         options.output = f"{Path(options.structure).stem}-md"
-    system = create_system(
-        topology,
-        options.model,
-        positions=positions,
-        total_charge=total_charge(topology, options.charge),
-        hydrogen_mass=options.hydrogen_mass,
-        coulomb_cutoff=options.coulomb_cutoff,
-        precision=options.precision,
-    )
+    system = create_system(topology, options.model, hydrogen_mass=options.hydrogen_mass, **potential)
     simulate(
         topology,
         system,
@@ -279,114 +325,115 @@ def _set_threads(threads: int | None, num_atoms: int) -> None:
     Platform.getPlatformByName("CPU").setPropertyDefaultValue("Threads", str(threads))
 
 
-def total_charge(topology: Topology, charge: int | None) -> int:
-    """The total charge to use; ValueError if none is given and the number of electrons would be odd."""
-    from openmm_tensornet.system import atomic_numbers
-
-    electrons = sum(atomic_numbers(topology)) - (charge or 0)
-    if electrons % 2 and charge is None:
-        raise ValueError(
-            f"--charge: expected a total charge, because the neutral structure has an odd number of "
-            f"electrons ({electrons}); give it (0 for a radical), or correct the hydrogens"
-        )
-    if electrons % 2:
-        warnings.warn(f"charge {charge} leaves an odd number of electrons ({electrons})", stacklevel=2)
-    return charge or 0
+# ------------------------------------------------------------------------- export, check and benchmark
 
 
-def read_structure(
-    path: str | os.PathLike[str], *, allow_no_hydrogens: bool = False
-) -> tuple[Topology, openmm.unit.Quantity]:
-    """Read a PDB or PDBx/mmCIF file, refusing what OpenMM's readers would guess or drop.
-
-    Parameters
-    ----------
-    path : path
-        A file named ``.pdb``, ``.ent``, ``.cif`` or ``.mmcif``. Of several models the first is used.
-    allow_no_hydrogens : bool
-        Accept a structure with carbon and without any hydrogen (CO2, CCl4).
-
-    Returns
-    -------
-    topology : openmm.app.Topology
-        With the box of the file, if it has one.
-    positions : openmm.unit.Quantity
-        (n, 3) in nm.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it cannot be read, has no atoms, atoms without an element, extra particles, several positions of
-        one atom, or no hydrogens.
-    """
-    from openmm.app import PDBFile, PDBxFile
+def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments without OpenMM: atomic numbers, and numbers in nm."""
+    from openmm import unit
 
     from openmm_tensornet.system import atomic_numbers
 
-    path = Path(path)
-    readers = {".pdb": PDBFile, ".ent": PDBFile, ".cif": PDBxFile, ".mmcif": PDBxFile}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise ValueError(f"{path}: expected a file named {', '.join(readers)}, received '{path.suffix}'")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    num_records = _count_pdb_atoms(path) if reader is PDBFile else None
-    if num_records == 0:
-        raise ValueError(f"{path}: expected atoms, found none")
-    try:
-        with open(path) as file, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            structure = reader(file)
-    except Exception as error:  # the readers raise whatever their parsing stumbles over
-        raise ValueError(
-            f"{path}: OpenMM's {reader.__name__} cannot read it: {type(error).__name__}: {error}"
-        ) from error
-    topology = structure.topology
-    if num_records not in (None, topology.getNumAtoms()):
-        raise ValueError(
-            f"{path}: {num_records} atom records but {topology.getNumAtoms()} distinct atoms; give every "
-            "atom of a residue its own name and keep one alternate location"
+    box, cutoff = structure.topology.getPeriodicBoxVectors(), potential["coulomb_cutoff"]
+    return {
+        "atomic_numbers": atomic_numbers(structure.topology),
+        "positions": structure.positions.value_in_unit(unit.nanometer),
+        "box_vectors": None if box is None else [list(v) for v in box.value_in_unit(unit.nanometer)],
+        "total_charge": potential["total_charge"],
+        "coulomb_cutoff": None if cutoff is None else cutoff.value_in_unit(unit.nanometer),
+        "precision": potential["precision"],
+    }
+
+
+def _export(options: argparse.Namespace) -> None:
+    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.export import export_torchscript
+    from openmm_tensornet.registry import find_model
+
+    output = Path(options.output or f"{Path(options.structure).stem}.pt")
+    if output.exists() and not options.overwrite:
+        raise FileExistsError(
+            f"--output: {output} exists already; pass --overwrite to replace it or choose another name"
         )
-    for warning in caught:  # only now: the errors above say more
-        warnings.warn(str(warning.message), stacklevel=2)
-    if structure.getNumFrames() > 1:
-        warnings.warn(f"{path}: has {structure.getNumFrames()} models, the first is used", stacklevel=2)
-    numbers = atomic_numbers(topology)
-    if 6 in numbers and 1 not in numbers and not allow_no_hydrogens:
-        raise ValueError(
-            f"{path}: has carbon but no hydrogen; the potential needs every atom, so add hydrogens first "
-            "(openmm.app.Modeller.addHydrogens or pdbfixer)"
+    plain = _plain(*_structure_and_options(options))
+    model = load_model(find_model(options.model))
+    metadata = export_torchscript(
+        model, output, periodic=plain["box_vectors"] is not None, kernels=options.kernels, **plain
+    )
+    if options.json:
+        print(json.dumps(metadata, indent=2))
+    else:
+        print(
+            f"{output}: {len(metadata['atomic_numbers'])} atoms, {metadata['precision']} precision, {options.kernels} kernels"
         )
-    return topology, structure.getPositions(asNumpy=True)
 
 
-def _count_pdb_atoms(path: Path) -> int:
-    """Number of atoms in the first model of a PDB file; ValueError where an element is missing.
+def _check(options: argparse.Namespace) -> None:
+    import torch
 
-    OpenMM guesses a missing element from the atom's name, and guesses BR as boron.
-    """
-    from openmm.app import element
+    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.checks import check_model
+    from openmm_tensornet.potential import Atoms
+    from openmm_tensornet.registry import find_model
 
-    count = 0
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if line.startswith("END"):
-                break
-            if not line.startswith(("ATOM  ", "HETATM")):
-                continue
-            count += 1
-            symbol = line[76:78].strip()
-            try:
-                if symbol != "EP":
-                    element.get_by_symbol(symbol)
-            except KeyError:
-                raise ValueError(
-                    f"{path}: line {number}: expected the element of atom '{line[12:16].strip()}' in columns "
-                    f"77-78, found '{symbol}'; write the element column"
-                ) from None
-    return count
+    plain = _plain(*_structure_and_options(options))
+    box = plain["box_vectors"]
+    checks, metadata = check_model(
+        load_model(find_model(options.model)),
+        Atoms.make(plain["atomic_numbers"], None, plain["total_charge"]),
+        torch.tensor(plain["positions"], dtype=torch.float64),
+        box=None if box is None else torch.tensor(box, dtype=torch.float64),
+        precision=options.precision,
+        coulomb_cutoff=plain["coulomb_cutoff"],
+    )
+    failed = [check.name for check in checks if not check.passed]
+    if options.json:
+        found = {check.name: {"value": check.value, "limit": check.limit, "passed": check.passed} for check in checks}
+        print(json.dumps({"kernels": metadata["launches"], "checks": found}, indent=2))
+    else:
+        print(f"can be captured in a CUDA graph: {metadata['launches']} kernels")
+        for check in checks:
+            print(
+                f"{'ok    ' if check.passed else 'FAILED'} {check.name}: {check.value:.1e} {check.unit} (at most {check.limit:.0e})"
+            )
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+
+
+def _benchmark(options: argparse.Namespace) -> None:
+    from openmm import OpenMMException, Platform, unit
+
+    from openmm_tensornet.checks import time_steps
+    from openmm_tensornet.system import create_system, tensornet_forces
+    from openmm_tensornet.units import positive_in
+
+    structure, potential = _structure_and_options(options)
+    _set_threads(options.threads, structure.topology.getNumAtoms())
+    system = create_system(structure.topology, options.model, **potential)
+    (force,) = tensornet_forces(system)
+    timestep = positive_in("--timestep", options.timestep, unit.femtosecond)
+    names = [Platform.getPlatform(k).getName() for k in range(Platform.getNumPlatforms())]
+    found: dict[str, Any] = {}
+    for name in [options.platform] if options.platform else [n for n in names if n != "Reference"]:
+        try:
+            seconds = time_steps(system, structure.positions, name, timestep, options.seconds)
+        except OpenMMException as error:
+            if options.platform:
+                raise ValueError(f"--platform: {name}: {error}") from error
+            print(f"{name}: not here ({' '.join(str(error).split())})", file=sys.stderr)
+            continue
+        found[name] = {"ms_per_step": 1000 * seconds, "ns_per_day": timestep * 1e-6 * 86400 / seconds}
+    if options.json:
+        print(
+            json.dumps(
+                {"atoms": system.getNumParticles(), "kernels": force.metadata["kernels"], "platforms": found}, indent=2
+            )
+        )
+        return
+    for name, figures in found.items():
+        print(
+            f"{name}, {force.metadata['kernels']} kernels: {figures['ms_per_step']:.3g} ms a step, {figures['ns_per_day']:.3g} ns/day"
+        )
 
 
 # -------------------------------------------------------------------------------------------- analyze
@@ -395,11 +442,12 @@ def _count_pdb_atoms(path: Path) -> int:
 def _analyze(options: argparse.Namespace) -> None:
     from openmm_tensornet.analysis import analyze, run_constant_energy
     from openmm_tensornet.runfiles import RunFiles
+    from openmm_tensornet.structures import read_structure
     from openmm_tensornet.system import create_system
 
     constant_energy = None
     if options.model is not None:
-        topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
+        topology, positions, _ = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
         _set_threads(None, topology.getNumAtoms())
         system = create_system(topology, options.model, positions=positions, total_charge=options.charge)
         constant_energy = run_constant_energy(system, positions)

@@ -7,6 +7,7 @@ whatever would need the values of a tensor on the host, a shape that depends on 
 from __future__ import annotations
 
 import copy
+import io
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -179,7 +180,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
         values, a tensor on the host, or a custom operator that does not declare its launches.
     """
-    recorder, own = _Recorder(), copy.deepcopy(module)
+    recorder, own = _Recorder(), _copy(module)
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:
@@ -203,3 +204,13 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     if recorder.refusal is not None:
         raise recorder.refusal
     return recorder.result
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    if not isinstance(module, torch.jit.ScriptModule):
+        return copy.deepcopy(module)
+    # A deep copy would share the code, which adapts itself to what it is run with: to tensors of a pretended device.
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer, map_location="cpu")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from openmm_tensornet import __version__, cli
+from openmm_tensornet.structures import read_structure, total_charge
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "alanine_dipeptide.pdb"
@@ -132,7 +133,15 @@ def test_quantities_that_are_none(capsys, text):
             "not allowed with argument --resume",
         ),
         (["simulate", "--model", "m", "missing.pdb"], "missing.pdb: no such file"),
-        (["simulate", "--model", "m", "structure.xyz"], "expected a file named .pdb, .ent, .cif, .mmcif"),
+        (
+            ["simulate", "--model", "m", "structure.gro"],
+            "expected a file named .pdb, .ent, .cif, .mmcif, .sdf, .mol, .xyz",
+        ),
+        (["export", EXAMPLE, "--model", "missing.ckpt"], "missing.ckpt"),
+        (
+            ["benchmark", EXAMPLE, "--model", "alanine-dipeptide-gfn2", "--platform", "CUDDA"],
+            "--platform: CUDDA: There is no",
+        ),
         (["simulate", "--model", "missing.ckpt", EXAMPLE], "missing.ckpt"),
         (["info", "missing.ckpt"], "received 'missing.ckpt', which does not exist"),
         (["info", "."], ".: expected a checkpoint or an exported file, received a directory"),
@@ -225,7 +234,7 @@ def test_structures_that_cannot_be(capsys, tmp_path, edit, text):
 
 def test_molecule_without_hydrogens(tmp_path):
     path = edited(tmp_path, without_hydrogens)
-    topology, positions = cli.read_structure(path, allow_no_hydrogens=True)
+    topology, positions, _ = read_structure(path, allow_no_hydrogens=True)
     assert topology.getNumAtoms() == len(positions) == 10
 
 
@@ -237,7 +246,7 @@ def test_first_of_several_models(tmp_path):
 
     path = edited(tmp_path, twice)
     with pytest.warns(UserWarning, match="has 2 models, the first is used"):
-        topology, positions = cli.read_structure(path)
+        topology, positions, _ = read_structure(path)
     assert topology.getNumAtoms() == 22
     assert positions[0][0]._value == pytest.approx(0.7237)
 
@@ -250,25 +259,104 @@ def test_mmcif(tmp_path):
     path = tmp_path / "alanine.cif"
     with open(path, "w") as file:
         app.PDBxFile.writeFile(pdb.topology, pdb.positions, file)
-    topology, positions = cli.read_structure(path)
+    topology, positions, _ = read_structure(path)
     assert [a.element for a in topology.atoms()] == [a.element for a in pdb.topology.atoms()]
     assert topology.getNumBonds() == 21
     np.testing.assert_allclose(positions._value, pdb.getPositions(asNumpy=True)._value, atol=1e-6)
     path.write_text(path.read_text().replace("_atom_site.type_symbol", "_atom_site.other"))
     with pytest.raises(ValueError, match="topology: expected an element for every atom, but atom 0"):
-        cli.read_structure(path)
+        read_structure(path)
+
+
+ACETATE = """acetate
+
+{comment}
+  7  6  0  0  0  0            999 V2000
+    0.0000    0.0000    0.0000 C   0  0
+    1.5300    0.0000    0.0000 C   0  0
+    2.1500    1.0900    0.0000 O   0  0
+    2.1500   -1.0900    0.0000 O   0  5
+   -0.3900    1.0300    0.0000 H   0  0
+   -0.3900   -0.5100    0.8900 H   0  0
+   -0.3900   -0.5100   -0.8900 H   0  0
+  1  2  1  0
+  2  3  2  0
+  2  4  1  0
+  1  5  1  0
+  1  6  1  0
+  1  7  1  0
+M  CHG  1   4  -1
+M  END
+"""
+
+
+def test_sdf_and_xyz(tmp_path):
+    """The same ion from three formats; only one of them knows its charge, and only one has no bonds."""
+    pytest.importorskip("rdkit")
+    mol, sdf, xyz = (tmp_path / name for name in ("a.mol", "a.SDF", "a.xyz"))
+    mol.write_text(ACETATE.format(comment=""))
+    sdf.write_text(2 * (ACETATE.format(comment="") + "$$$$\n"))
+    atoms = [line.split()[:4] for line in ACETATE.splitlines()[4:11]]
+    xyz.write_text("7\nacetate\n" + "".join(f"{symbol} {x} {y} {z}\n" for x, y, z, symbol in atoms))
+    found = read_structure(mol)
+    with pytest.warns(UserWarning, match=r"a\.SDF: has 2 models, the first is used"):
+        several = read_structure(sdf)
+    plain = read_structure(xyz)
+    for structure, bonds, charge in ((found, 6, -1), (several, 6, -1), (plain, 0, None)):
+        assert [a.element.symbol for a in structure.topology.atoms()] == [*"CCOOHHH"]
+        assert structure.positions.shape == (7, 3) and structure.positions[2][1]._value == pytest.approx(0.109)
+        assert structure.topology.getNumBonds() == bonds and structure.formal_charge == charge
+    with pytest.raises(ValueError, match=r"--charge: .* formal charges of the file sum to -1; give it \(--charge -1\)"):
+        total_charge(found, None)
+    assert total_charge(found, -1) == -1
+    with pytest.raises(ValueError, match=r"odd number of electrons \(31\)"):
+        total_charge(plain, None)
+
+
+def implicit(text):
+    lines = text.splitlines()
+    return "\n".join([*lines[:3], lines[3].replace("  7  6", "  4  3"), *lines[4:8], *lines[11:14], *lines[17:]]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.sdf", "", "RDKit cannot read it"),
+        ("a.sdf", "junk\n", "expected an SDF file, received one that RDKit cannot read"),
+        ("a.mol", implicit(ACETATE), "expected every hydrogen, but 3 of them are implicit"),
+        (
+            "a.mol",
+            ACETATE.replace("0.8900", "0.0000"),
+            "expected three-dimensional coordinates, received a flat drawing",
+        ),
+        (
+            "a.mol",
+            ACETATE.replace("0.0000 H   0  0\n", "0.0000 *   0  0\n", 1),
+            "atom 5: expected an element, received '*'",
+        ),
+        ("a.xyz", "2\n\nH 0 0 0\n", "expected an XYZ file of one geometry"),
+        ("a.xyz", 2 * "2\n\nH 0 0 0\nH 0 0 0.7\n", "expected an XYZ file of one geometry"),
+        ("a.xyz", '2\nLattice="9 0 0 0 9 0 0 0 9"\nH 0 0 0\nH 0 0 0.7\n', "expected no box in an XYZ file"),
+    ],
+)
+def test_sdf_and_xyz_that_cannot_be(tmp_path, name, text, message, capfd):
+    pytest.importorskip("rdkit")
+    path = tmp_path / name
+    path.write_text(text.format(comment="") if "{comment}" in text else text)
+    with pytest.raises(ValueError, match=r"(?s)" + message.replace("*", r"\*")):
+        read_structure(path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_total_charge(tmp_path):
     radical = edited(tmp_path, lambda lines: [line for line in lines if " HH31" not in line])
-    topology, _ = cli.read_structure(radical)
+    structure = read_structure(radical)
     with pytest.raises(ValueError, match=r"--charge: expected a total charge, .* odd number of electrons \(77\)"):
-        cli.total_charge(topology, None)
-    assert cli.total_charge(topology, -1) == -1
+        total_charge(structure, None)
+    assert total_charge(structure, -1) == -1
     with pytest.warns(UserWarning, match=r"charge 0 leaves an odd number of electrons \(77\)"):
-        assert cli.total_charge(topology, 0) == 0
-    whole, _ = cli.read_structure(EXAMPLE)
-    assert cli.total_charge(whole, None) == 0
+        assert total_charge(structure, 0) == 0
+    assert total_charge(read_structure(EXAMPLE), None) == 0
 
 
 def test_odd_electrons_ask_for_the_charge(capsys, tmp_path):
@@ -483,3 +571,67 @@ def test_example(model, tmp_path):
     assert trajectory.n_frames == 2
     without = subprocess.run([sys.executable, script], **options)
     assert without.returncode == 1 and "alanine_dipeptide.py MODEL" in without.stderr
+
+
+# ----------------------------------------------------------------------------- export, check and benchmark
+
+
+def test_export(capsys, tmp_path, model_path):
+    from openmm.app import PDBFile
+
+    from openmm_tensornet import TensorNetForce
+
+    output = tmp_path / "own.pt"
+    arguments = ["export", str(EXAMPLE), "--model", str(model_path(MODEL)), "--output", str(output)]
+    assert cli.main([*arguments, "--json"]) == 0
+    metadata = json.loads(capsys.readouterr().out)
+    assert len(metadata["atomic_numbers"]) == 22 and metadata["kernels"] == "portable" and metadata["launches"] > 10
+    force = TensorNetForce(output, PDBFile(str(EXAMPLE)).topology)
+    assert force.metadata["model_hash"] == metadata["model_hash"]
+    before = output.read_bytes()
+    assert f"--output: {output} exists already; pass --overwrite" in refused(capsys, *arguments)
+    assert output.read_bytes() == before
+    assert cli.main([*arguments, "--overwrite", "--precision", "double"]) == 0
+    assert capsys.readouterr().out == f"{output}: 22 atoms, double precision, portable kernels\n"
+
+
+@pytest.mark.parametrize("kind", ["vacuum", "periodic"])
+def test_check(capsys, tmp_path, model_path, kind):
+    from openmm.app import PDBFile
+
+    path = tmp_path / "molecule.pdb"
+    pdb = PDBFile(str(EXAMPLE))
+    if kind == "periodic":
+        pdb.topology.setPeriodicBoxVectors([[3, 0, 0], [0.5, 3, 0], [-0.5, 0.7, 3]])
+    with open(path, "w") as file:
+        PDBFile.writeFile(pdb.topology, pdb.positions, file)
+    arguments = ["check", str(path), "--model", str(model_path(MODEL))]
+    assert cli.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernels"] > 10
+    names = set(found["checks"])
+    assert {"energy against the reference model", "forces, translated", "forces, atoms in another order"} <= names
+    assert ("forces, rotated" in names) == ("net torque" in names) == (kind == "vacuum")
+    assert ("energy, one atom in another image" in names) == (kind == "periodic")
+    assert all(check["passed"] and check["value"] <= check["limit"] for check in found["checks"].values())
+
+
+def test_a_check_that_fails(capsys, monkeypatch, model_path):
+    """Forces that are not those of the energy."""
+    from openmm_tensornet import checks
+
+    evaluate = checks._evaluate
+    monkeypatch.setattr(checks, "_evaluate", lambda *a: (evaluate(*a)[0] * 1.001, evaluate(*a)[1]))
+    assert cli.main(["check", str(EXAMPLE), "--model", str(model_path(MODEL))]) == 1
+    text = capsys.readouterr()
+    assert "FAILED forces against differences of energies" in text.out and "ok     forces, rotated" in text.out
+    assert "1 of 15 checks failed: forces against differences of energies" in text.err
+
+
+def test_benchmark(capsys, model):
+    arguments = ["benchmark", str(EXAMPLE), "--model", str(model), "--platform", "Reference", "--seconds", "1"]
+    assert cli.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    figures = found["platforms"]["Reference"]
+    assert found["atoms"] == 22
+    assert figures["ns_per_day"] == pytest.approx(0.5e-6 * 86400 / (figures["ms_per_step"] * 1e-3))

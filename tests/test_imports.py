@@ -46,11 +46,13 @@ ORDER = (
     "runfiles",
     "simulation",
     "analysis",
+    "structures",
+    "checks",
     "cli",
 )
 SUBPACKAGES = ("kernels",)
 # Not installed everywhere, or slow to import.
-OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba", "huggingface_hub")
+OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba", "huggingface_hub", "rdkit")
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
