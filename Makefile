@@ -23,7 +23,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-matrix lint format bench bench-peers oracle train clean
+.PHONY: help install demo docs test test-slow test-matrix lint format bench bench-peers oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ demo: $(STAMP)  ## molecular dynamics of alanine dipeptide and pictures of it; M
 	$(BIN)/openmm-tensornet simulate --model "$(DEMO_MODEL)" examples/alanine_dipeptide.pdb \
 	    --time "$(DEMO_TIME)" --output out/demo --overwrite
 	$(BIN)/openmm-tensornet analyze out/demo --model "$(DEMO_MODEL)"
+
+docs: $(STAMP)  ## build the documentation in out/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -E -W --keep-going docs out/docs
+	@echo "open out/docs/index.html"
 
 test: $(STAMP)  ## run the tests, except those that take minutes
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -68,7 +72,7 @@ train: $(STAMP)  ## train the model of the package again, in some hours, in out/
 	$(BIN)/python examples/train_alanine_dipeptide.py train
 
 clean:  ## remove what building, testing and the demo leave behind (environments stay)
-	rm -rf build dist *.egg-info out/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info out/demo out/docs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python .venv-peers/bin/python:

@@ -431,7 +431,7 @@ def analyze(
     Parameters
     ----------
     directory : path
-        As :func:`~openmm_tensornet.simulation.simulate` writes it; the pictures go there too.
+        As :func:`~openmm_tensornet.simulate` writes it; the pictures go there too.
     constant_energy : pair of arrays, optional
         What :func:`run_constant_energy` returned.
 

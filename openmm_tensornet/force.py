@@ -65,7 +65,7 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     Parameters
     ----------
     model : path, str or TensorNet
-        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export.export_torchscript`, the name of a known
+        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export_torchscript`, the name of a known
         model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional

@@ -464,7 +464,7 @@ class StaticPotential(Module):
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
     kernels : str
-        "portable" (PyTorch's own operators) or "fused" (:mod:`openmm_tensornet.kernels`).
+        "portable" (PyTorch's own operators) or "fused" (`openmm_tensornet.kernels`).
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
 
@@ -590,7 +590,7 @@ class StaticPotential(Module):
     def partial_charges(self, positions: Tensor, box: Tensor | None = None) -> Tensor:
         """Partial charges, shape (N,), float64, of a model that has them; arguments as :meth:`forward`.
 
-        See :meth:`openmm_tensornet.charges.TensorNet2.partial_charges`.
+        See :meth:`openmm_tensornet.TensorNet2.partial_charges`.
         """
         assert self.charge_program is not None
         return self.charge_program(positions, box) if self.periodic else self.charge_program(positions)

@@ -38,7 +38,7 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
 
     Parameters
     ----------
-    model, topology, and all others but `device`
+    model, topology, **arguments
         As in TensorNetForce.
     device : str, optional
         Where the network runs, as torch names it: "cpu", "cuda", "cuda:1". By default "cuda" where there is one, whatever the

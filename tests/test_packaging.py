@@ -19,6 +19,7 @@ MAKE_TARGETS = {
     "help",
     "install",
     "demo",
+    "docs",
     "test",
     "test-slow",
     "test-matrix",
@@ -161,6 +162,10 @@ def test_package_itself_has_no_upper_bounds():
     for requirement in parse(setup_cfg()["options"]["install_requires"]):
         assert all(bound.operator == ">=" for bound in requirement.specifier), requirement
         assert not requirement.name.startswith(OPENMMTORCH)
+
+
+def test_the_documentation_is_built_by_the_tests():
+    assert set(extra("docs")) <= set(extra("test")) | set(extra("md"))
 
 
 def test_version_and_licence_are_the_same_everywhere():

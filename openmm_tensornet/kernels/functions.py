@@ -185,7 +185,7 @@ class FusedOperators(Module):
 
 
 class FusedPairs(Module):
-    """The pairs closer than the cutoff, each compared with every other; like :class:`~openmm_tensornet.neighbors.SelectedPairs`."""
+    """The pairs closer than the cutoff, found in cells; like :class:`~openmm_tensornet.neighbors.SelectedPairs`."""
 
     def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
         super().__init__()
