@@ -1,5 +1,9 @@
 """The fused operators against their definitions: values and gradients, awkward sizes."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -249,6 +253,17 @@ def test_near_pairs_of_atoms_far_away():
     molecules = torch.zeros(4, dtype=torch.long)
     pairs, _, found = torch.ops.openmm_tensornet.near_pairs(x, torch.zeros(0, 3).double(), molecules, 0.5, 10)
     assert int(found) == 1 and pairs[:, 0].tolist() == [0, 1]
+
+
+def test_compiling_says_so(tmp_path):
+    """Once, and not where kernels come from the cache."""
+    code = "import torch; from openmm_tensornet.kernels import operators; torch.ops.openmm_tensornet.direction(torch.ones(2, 3))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stderr
+        for _ in range(2)
+    ]
+    assert said[0].count("compiling kernels for this CPU") == 1 and "compiling" not in said[1]
 
 
 def test_every_operator_has_a_kernel_and_a_definition():

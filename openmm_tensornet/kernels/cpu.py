@@ -7,16 +7,37 @@ Each kernel runs on one thread in a fixed order, so that the same input gives th
 
 from __future__ import annotations
 
+import logging
 import math
 
 import numpy as np
 from numba import njit
+from numba.core import event
 
 # NaN must stay NaN, so not all of fastmath.
 _kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
 EPSILON = 1e-5  # of LayerNorm
 MOST_CELLS = 64  # along each direction
 _HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
+
+
+class _SayOnce(event.Listener):
+    """Says what the user is waiting for; kernels that come from Numba's cache are not compiled."""
+
+    said = False
+
+    def on_start(self, _: event.Event) -> None:
+        if not self.said:
+            self.said = True
+            logging.getLogger("openmm_tensornet").warning(
+                "openmm-tensornet: compiling kernels for this CPU, which takes about a minute, once for each precision"
+            )
+
+    def on_end(self, _: event.Event) -> None:
+        pass
+
+
+event.register("numba:compile", _SayOnce())
 
 
 # ------------------------------------------------------------------------------------------------------------ pairs
