@@ -1,6 +1,6 @@
 """The conda package, built as the recipe says, without a network: from a channel of stand-ins for what it requires.
 
-A stand-in has the name and the lowest version that the recipe asks for, and the metadata by which pip knows what it stands for.
+A stand-in has the name and the lowest version that the recipe asks for, and the metadata in which pip finds them.
 pip and setuptools are the installed ones, and python is a virtual environment of the interpreter that runs the tests.
 """
 
@@ -56,7 +56,8 @@ def make_channel(channel: Path, scratch: Path, requirements: list[str]) -> None:
     for name, bounds in conda_specs([line for line in requirements if line.split()[0] not in REAL]).items():
         version = next((bound.version for bound in bounds if bound.operator == ">="), "1")
         pip_name = pip_names.get(name, name)
-        metadata = scratch / name / "site-packages" / f"{pip_name}-{version}.dist-info" / "METADATA"
+        folder = f"{pip_name.replace('-', '_')}-{version}.dist-info"
+        metadata = scratch / name / "site-packages" / folder / "METADATA"
         metadata.parent.mkdir(parents=True)
         metadata.write_text(f"Metadata-Version: 2.1\nName: {pip_name}\nVersion: {version}\n", encoding="utf-8")
         add(name, version, rattler_build.collect_files(scratch / name))
