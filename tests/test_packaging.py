@@ -1,8 +1,16 @@
-"""The files that say what to install agree: setup.cfg is the source, the others must follow it."""
+"""The files that say what to install agree: setup.cfg is the source, the others must follow it. Wheel and sdist hold what they should."""
 
 import configparser
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,11 +59,16 @@ def extra(name: str) -> list[Requirement]:
     return parse(setup_cfg()["options.extras_require"][name])
 
 
+def install_requires() -> list[Requirement]:
+    return parse(setup_cfg()["options"]["install_requires"])
+
+
 def conda_name(requirement: Requirement) -> str:
     name = requirement.name.lower()
     if name.startswith(OPENMMTORCH):
         return "openmm-torch"
-    return {"torch": "pytorch"}.get(name, name)
+    # conda's matplotlib brings Qt too, for windows that this package does not open
+    return {"torch": "pytorch", "openmmml": "openmm-ml", "matplotlib": "matplotlib-base"}.get(name, name)
 
 
 def conda_specs(lines: list) -> dict[str, SpecifierSet]:
@@ -80,9 +93,8 @@ def wanted_specs(requirements: list[Requirement]) -> dict[str, SpecifierSet]:
 
 
 def runtime_specs() -> dict[str, SpecifierSet]:
-    options = setup_cfg()["options"]
-    requirements = parse(options["install_requires"]) + extra("cpu") + extra("md")
-    return {"python": SpecifierSet(options["python_requires"]), **wanted_specs(requirements)}
+    python = SpecifierSet(setup_cfg()["options"]["python_requires"])
+    return {"python": python, **wanted_specs(install_requires() + extra("cpu") + extra("md"))}
 
 
 def environment_specs() -> dict[str, SpecifierSet]:
@@ -98,10 +110,32 @@ def recipe() -> dict:
     return yaml.safe_load(text)
 
 
+def tracked_files() -> set[Path]:
+    """What git knows of, relative to the root of the repository."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, which would say what belongs to the package")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {Path(file) for file in listed.stdout.split("\0") if file}
+
+
+def package_files() -> set[Path]:
+    """Those of them that are to be installed."""
+    return {file for file in tracked_files() if file.parts[0] == "openmm_tensornet"}
+
+
+def without_checkout() -> dict[str, str]:
+    """Environment variables with nothing that leads Python to this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def test_recipe_runs_with_what_setup_cfg_asks_for():
     specs = conda_specs(recipe()["requirements"]["run"])
     assert CONDA_ONLY <= set(specs)
     assert {name: bounds for name, bounds in specs.items() if name not in CONDA_ONLY} == runtime_specs()
+
+
+def test_recipe_holds_optional_packages_to_the_bounds_of_setup_cfg():
+    assert conda_specs(recipe()["requirements"]["run_constraints"]) == wanted_specs(extra("mixed"))
 
 
 def test_recipe_builds_with_what_pyproject_asks_for():
@@ -159,13 +193,18 @@ def test_extra_with_openmmtorch_bounds_openmm_and_torch(name):
 
 
 def test_package_itself_has_no_upper_bounds():
-    for requirement in parse(setup_cfg()["options"]["install_requires"]):
+    for requirement in install_requires():
         assert all(bound.operator == ">=" for bound in requirement.specifier), requirement
         assert not requirement.name.startswith(OPENMMTORCH)
 
 
 def test_the_documentation_is_built_by_the_tests():
     assert set(extra("docs")) <= set(extra("test")) | set(extra("md"))
+
+
+def test_readme_says_how_to_build_the_recipe():
+    command = read("conda/recipe.yaml").splitlines()[0].removeprefix("# ")
+    assert f"\n    {command}\n" in read("README.md")
 
 
 def test_version_and_licence_are_the_same_everywhere():
@@ -235,3 +274,79 @@ def test_ci_runs_the_readmes_test_command():
     text = read(".ci/run")
     assert re.search(r"^make test$", text, re.MULTILINE)
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory) -> tuple[Path, Path]:
+    """Sdist and wheel, made from a copy of the repository that also has what work leaves behind."""
+    pytest.importorskip("build")
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("repository")
+    for file in tracked_files():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, folder / file)
+    for name in (
+        ".venv/lib/module.py",
+        "build/lib/openmm_tensornet/removed.py",
+        "openmm_tensornet/__pycache__/cli.cpython-311.pyc",
+        "openmm_tensornet/models/mine.ckpt",
+        "out/demo/trajectory.dcd",
+        "scratch.py",
+        "tests/__pycache__/conftest.cpython-311.pyc",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    # The wheel is built from the sdist, with the setuptools at hand.
+    made = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", folder],
+        env=without_checkout(),
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+def test_wheel_has_the_files_of_the_package_and_no_others(distributions):
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        files = {Path(name) for name in wheel.namelist()}
+    (metadata,) = {file.parts[0] for file in files} - {"openmm_tensornet"}
+    written = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
+    assert files == {*package_files(), *(Path(metadata, name) for name in written)}
+    assert Path("openmm_tensornet/models/alanine-dipeptide-gfn2.ckpt") in files
+
+
+def test_sdist_has_what_the_wheel_is_built_from_and_nothing_else(distributions):
+    with tarfile.open(distributions[0]) as sdist:
+        files = {Path(*Path(member.name).parts[1:]) for member in sdist.getmembers() if member.isfile()}
+    ours = {file for file in files if file.parts[0] != "openmm_tensornet.egg-info"}
+    assert ours == {
+        *package_files(),
+        *map(Path, ("LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg")),
+    }
+
+
+def test_wheel_runs_where_it_is_installed(distributions, tmp_path):
+    """In an environment of its own: first with nothing else, then with the packages at hand."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python, program = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "openmm-tensornet"
+
+    def run(*command) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=without_checkout(), capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", distributions[1])
+    package = Path(run(python, "-c", "import openmm_tensornet; print(openmm_tensornet.__file__)").strip()).parent
+    assert package.is_relative_to(tmp_path / "env")
+    assert "simulate" in run(program, "--help")
+    assert "alanine-dipeptide-gfn2" in run(program, "models")
+    # Python reads no .pth files of the folders that one names, so nothing leads to an editable install.
+    paths = sysconfig.get_paths()
+    (package.parent / "others.pth").write_text("\n".join({paths["purelib"], paths["platlib"]}), encoding="utf-8")
+    described = json.loads(run(program, "info", "alanine-dipeptide-gfn2", "--json"))
+    assert Path(described["file"]) == package / "models" / "alanine-dipeptide-gfn2.ckpt"
