@@ -372,7 +372,7 @@ def _check(options: argparse.Namespace) -> None:
     import torch
 
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.checks import check_model
+    from openmm_tensornet.validation import check_model
     from openmm_tensornet.potential import Atoms
     from openmm_tensornet.registry import find_model
 
@@ -403,7 +403,7 @@ def _check(options: argparse.Namespace) -> None:
 def _benchmark(options: argparse.Namespace) -> None:
     from openmm import OpenMMException, Platform, unit
 
-    from openmm_tensornet.checks import time_steps
+    from openmm_tensornet.validation import time_steps
     from openmm_tensornet.system import create_system, tensornet_forces
     from openmm_tensornet.units import positive_in
 

@@ -618,10 +618,10 @@ def test_check(capsys, tmp_path, model_path, kind):
 
 def test_a_check_that_fails(capsys, monkeypatch, model_path):
     """Forces that are not those of the energy."""
-    from openmm_tensornet import checks
+    from openmm_tensornet import validation
 
-    evaluate = checks._evaluate
-    monkeypatch.setattr(checks, "_evaluate", lambda *a: (evaluate(*a)[0] * 1.001, evaluate(*a)[1]))
+    evaluate = validation._evaluate
+    monkeypatch.setattr(validation, "_evaluate", lambda *a: (evaluate(*a)[0] * 1.001, evaluate(*a)[1]))
     assert cli.main(["check", str(EXAMPLE), "--model", str(model_path(MODEL))]) == 1
     text = capsys.readouterr()
     assert "FAILED forces against differences of energies" in text.out and "ok     forces, rotated" in text.out

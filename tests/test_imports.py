@@ -47,7 +47,7 @@ ORDER = (
     "simulation",
     "analysis",
     "structures",
-    "checks",
+    "validation",
     "cli",
 )
 SUBPACKAGES = ("kernels",)
