@@ -372,9 +372,9 @@ def _check(options: argparse.Namespace) -> None:
     import torch
 
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.validation import check_model
     from openmm_tensornet.potential import Atoms
     from openmm_tensornet.registry import find_model
+    from openmm_tensornet.validation import check_model
 
     plain = _plain(*_structure_and_options(options))
     box = plain["box_vectors"]
@@ -403,9 +403,9 @@ def _check(options: argparse.Namespace) -> None:
 def _benchmark(options: argparse.Namespace) -> None:
     from openmm import OpenMMException, Platform, unit
 
-    from openmm_tensornet.validation import time_steps
     from openmm_tensornet.system import create_system, tensornet_forces
     from openmm_tensornet.units import positive_in
+    from openmm_tensornet.validation import time_steps
 
     structure, potential = _structure_and_options(options)
     _set_threads(options.threads, structure.topology.getNumAtoms())
