@@ -97,7 +97,7 @@ $(STAMP): setup.cfg pyproject.toml | .venv/bin/python
 # It does not fit OpenMM 8.6: None in sys.modules hides that of .venv.
 .venv-matrix/openmm-%: .venv-matrix/torch-$$(lastword $$(subst -, ,$$*)) | $(STAMP)
 	rm -rf $@ $@.part
-	$(BIN)/python -m pip install -q --no-deps --target $@.part 'openmm==$(firstword $(subst -, ,$*)).*' \
+	$(BIN)/python -m pip install -q --no-compile --no-deps --target $@.part 'openmm==$(firstword $(subst -, ,$*)).*' \
 	    $(if $(filter 8.6-%,$*),,acellera-openmmtorch-cpu==1.10)
 	$(if $(filter 8.6-%,$*),echo 'import sys; sys.modules["openmmtorch"] = None' > $@.part/sitecustomize.py)
 	ln -s $(CURDIR)/$</* $@.part
