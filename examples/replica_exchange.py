@@ -116,11 +116,14 @@ def total_energy(context: Context):
 def choose_gpu() -> None:
     """One GPU for each process of a node; openmmtools would take the first for all of them."""
     if torch.cuda.is_available():
-        from mpi4py import MPI
+        comm, rank = mpiplus.get_mpicomm(), 0
+        if comm is not None:
+            from mpi4py import MPI
 
-        comm = mpiplus.get_mpicomm()
-        rank = 0 if comm is None else comm.Split_type(MPI.COMM_TYPE_SHARED).rank
-        properties = {"DeviceIndex": str(rank % torch.cuda.device_count()), "Precision": "mixed"}
+            rank = comm.Split_type(MPI.COMM_TYPE_SHARED).rank  # among the processes of this node
+        device = rank % torch.cuda.device_count()
+        torch.cuda.set_device(device)  # for the backend "python"
+        properties = {"DeviceIndex": str(device), "Precision": "mixed"}
         cache.global_context_cache.set_platform(Platform.getPlatformByName("CUDA"), properties)
 
 
