@@ -37,8 +37,6 @@ from pymbar.timeseries import statistical_inefficiency
 from openmm_tensornet import create_system
 from openmm_tensornet.analysis import BASINS, compute_basins, compute_phi_psi
 
-logging.disable(logging.WARNING)  # openmmtools: "the API is experimental", and so on
-
 PDB = Path(__file__).with_name("alanine_dipeptide.pdb")
 FILES = ("exchange.nc", "exchange_checkpoint.nc")  # energies and states; positions
 
@@ -67,7 +65,7 @@ class HybridMonteCarlo(mcmc.MCMCMove):
         )
         random = np.random.default_rng([*self.seed, self.statistics["made"]])
         sampler_state.apply_to_context(context, ignore_velocities=True)
-        context.setVelocitiesToTemperature(temperature, int(random.integers(2**31)))
+        context.setVelocitiesToTemperature(temperature, int(random.integers(1, 2**31)))
         before = total_energy(context)
         integrator.step(self.steps)
         change = (total_energy(context) - before) / (kB * temperature)
@@ -266,6 +264,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=("torch", "python"), help="(torch where openmmtorch is installed)")
     parser.add_argument("--output", type=Path, default=Path("out/exchange"), help="folder (%(default)s)")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # openmmtools: "the API is experimental", and so on
     choose_gpu()
     run(options)
     mpiplus.run_single_node(0, analyze, options.output)
