@@ -1,10 +1,11 @@
-"""Molecular dynamics of alanine dipeptide in vacuum, 1 ps at 300 K, with a TensorNet potential.
+"""Molecular dynamics of alanine dipeptide in vacuum at 300 K with a TensorNet potential of your own.
 
-    python alanine_dipeptide.py MODEL
+    python alanine_dipeptide.py MODEL [--time PS]
 
-MODEL is a TorchMD-Net checkpoint such as aceff-1.1.ckpt. Writes alanine_dipeptide.dcd.
+MODEL is a TorchMD-Net checkpoint such as aceff-1.1.ckpt, or the name of a known model. Writes alanine_dipeptide.dcd.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -13,21 +14,30 @@ from openmm.app import DCDReporter, PDBFile, Simulation, StateDataReporter
 from openmm.unit import femtoseconds, kelvin, picosecond
 
 from openmm_tensornet import create_system
+from openmm_tensornet.system import tensornet_forces
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("model", metavar="MODEL")
+parser.add_argument("--time", type=float, default=1.0, help="ps (%(default)s)")
+options = parser.parse_args()
 
 pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
-system = create_system(pdb.topology, sys.argv[1], positions=pdb.positions)
+system = create_system(pdb.topology, options.model, positions=pdb.positions)
+(force,) = tensornet_forces(system)
+network = force.metadata["model"]["config"]
+print(
+    f"{network['embedding_dimension']} channels, {network['num_layers']} layers, cutoff {force.metadata['cutoff_nm']:g} nm, "
+    f"elements {force.metadata['model']['elements']}"
+)
 
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
 simulation = Simulation(pdb.topology, system, integrator)
 simulation.context.setPositions(pdb.positions)
-simulation.minimizeEnergy()
+# No minimizeEnergy: its first step of 1 nm in all can bring atoms closer than a network has ever seen.
 simulation.context.setVelocitiesToTemperature(300 * kelvin)
 
 simulation.reporters.append(DCDReporter("alanine_dipeptide.dcd", 100))
 simulation.reporters.append(
     StateDataReporter(sys.stdout, 100, step=True, time=True, potentialEnergy=True, temperature=True, speed=True)
 )
-simulation.step(2000)
+simulation.step(round(options.time * 2000))

@@ -1,12 +1,12 @@
 """Alanine dipeptide by a TensorNet potential in a box of TIP3P water by Amber 14.
 
-    python mixed_ml_mm.py MODEL [PS]
+    python mixed_ml_mm.py MODEL [--time PS]
 
-MODEL is a TorchMD-Net checkpoint such as aceff-1.1.ckpt. Runs PS picoseconds (20 by default) at 300 K, then 2 ps without a
-thermostat, and these also with the force field alone, to compare how well energy is conserved.
+MODEL is a TorchMD-Net checkpoint such as aceff-1.1.ckpt, or the name of a known model. Runs at 300 K, then without a
+thermostat, and that also with the force field alone, to compare how well energy is conserved.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +37,14 @@ def temperature(context: Context) -> float:
     return (2 * kinetic / (dof * MOLAR_GAS_CONSTANT_R)).value_in_unit(kelvin)
 
 
-def run_at_300_kelvin(modeller: Modeller, system: System, length: float) -> tuple[float, State]:
-    """Mean temperature (K) over `length` ps after 2 ps of equilibration, and the last State."""
+def run_at_300_kelvin(modeller: Modeller, system: System, length: float, before: float) -> tuple[float, State]:
+    """Mean temperature (K) over `length` ps after `before` ps of equilibration, and the last State."""
     integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 1 * femtosecond)
     simulation = Simulation(modeller.topology, system, integrator)
     simulation.context.setPositions(modeller.positions)
     simulation.minimizeEnergy(maxIterations=200)
     simulation.context.setVelocitiesToTemperature(300 * kelvin)
-    simulation.step(2000)
+    simulation.step(round(before * 1000))
     temperatures = []
     for _ in range(max(1, round(length * 1000 / 50))):
         simulation.step(50)
@@ -52,7 +52,7 @@ def run_at_300_kelvin(modeller: Modeller, system: System, length: float) -> tupl
     return float(np.mean(temperatures)), simulation.context.getState(positions=True, velocities=True)
 
 
-def conserve_energy(system: System, state: State, length: float = 2.0) -> tuple[float, float]:
+def conserve_energy(system: System, state: State, length: float) -> tuple[float, float]:
     """Drift (kJ/mol/ps) and standard deviation (kJ/mol) of the total energy over `length` ps at 0.5 fs."""
     integrator = VerletIntegrator(0.5 * femtosecond)
     context = Context(system, integrator)
@@ -66,17 +66,17 @@ def conserve_energy(system: System, state: State, length: float = 2.0) -> tuple[
     return float(np.polyfit(np.arange(len(energies)) * 0.01, energies, 1)[0]), float(np.std(energies))
 
 
-def main(model: str, length: float = 20.0) -> dict[str, float]:
+def main(model: str, length: float = 20.0, short: float = 2.0) -> dict[str, float]:
     modeller, mm_system = solvate()
     peptide = [atom.index for atom in modeller.topology.atoms() if atom.residue.name != "HOH"]
     mixed_system = create_mixed_system(modeller.topology, mm_system, peptide, model)
     results = {}
     for name, system in (("ML/MM", mixed_system), ("MM alone", mm_system)):
-        results[f"{name} temperature"], state = run_at_300_kelvin(modeller, system, length)
-        drift, deviation = conserve_energy(system, state)
+        results[f"{name} temperature"], state = run_at_300_kelvin(modeller, system, length, short)
+        drift, deviation = conserve_energy(system, state, short)
         results[f"{name} drift"], results[f"{name} deviation"] = drift, deviation
         print(
-            f"{name}: {results[f'{name} temperature']:.1f} K over {length:g} ps; total energy over 2 ps: drift {drift:+.3f} "
+            f"{name}: {results[f'{name} temperature']:.1f} K over {length:g} ps; total energy over {short:g} ps: drift {drift:+.3f} "
             f"kJ/mol/ps, standard deviation {deviation:.3f} kJ/mol",
             flush=True,
         )
@@ -84,6 +84,11 @@ def main(model: str, length: float = 20.0) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    main(sys.argv[1], *map(float, sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--time", type=float, default=20.0, help="ps at 300 K (%(default)s)")
+    parser.add_argument(
+        "--short", type=float, default=2.0, help="ps before that, and without a thermostat (%(default)s)"
+    )
+    options = parser.parse_args()
+    main(options.model, options.time, options.short)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -549,28 +547,6 @@ def test_info_of_a_model_with_charges(capsys, model_path):
     assert cli.main(["info", str(model_path("aceff-2.0")), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["config"]["q_dim"] == 16 and found["cutoff"] == 5.0
-
-
-# ------------------------------------------------------------------------------------------------ the example
-
-
-def test_example(model, tmp_path):
-    """As it stands in the repository, but for its length."""
-    import mdtraj
-
-    source = (ROOT / "examples" / "alanine_dipeptide.py").read_text()
-    assert source.count("simulation.step(2000)") == 1
-    script = tmp_path / "alanine_dipeptide.py"
-    script.write_text(source.replace("simulation.step(2000)", "simulation.step(200)"))
-    shutil.copy(EXAMPLE, tmp_path)
-    options = dict(cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    done = subprocess.run([sys.executable, script, model], **options)
-    assert done.returncode == 0, done.stderr
-    assert [row[0] for row in csv.reader(done.stdout.splitlines()[1:])] == ["100", "200"]
-    trajectory = mdtraj.load(str(tmp_path / "alanine_dipeptide.dcd"), top=str(EXAMPLE))
-    assert trajectory.n_frames == 2
-    without = subprocess.run([sys.executable, script], **options)
-    assert without.returncode == 1 and "alanine_dipeptide.py MODEL" in without.stderr
 
 
 # ----------------------------------------------------------------------------- export, check and benchmark

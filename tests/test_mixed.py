@@ -195,11 +195,3 @@ def test_the_example_in_water(capsys):
     assert abs(results["ML/MM temperature"] - 300) < 5
     assert results["ML/MM deviation"] < 2 * results["MM alone deviation"] + 0.05
     assert abs(results["ML/MM drift"]) < abs(results["MM alone drift"]) + 0.5
-
-
-def test_the_example_of_replicas(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    energies = example("replicas").main(str(ACEFF["toluene"].checkpoint), 0.002, 2)
-    assert energies.shape == (2,)
-    assert energies[0] != energies[1]  # each has random numbers of its own
-    assert "2 replicas: " in capsys.readouterr().out
