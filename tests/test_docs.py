@@ -87,6 +87,8 @@ def test_commands_options_and_targets_exist(page, capsys):
             cli.main([command, "--help"])
         help_of[command] = capsys.readouterr().out
         assert stop.value.code == 0, f"openmm-tensornet {command}"
+    for script in re.findall(r"examples/(\w+\.py)", text):
+        help_of[script] = (ROOT / "examples" / script).read_text(encoding="utf-8")
     for option in re.findall(r"`(--[a-z-]+)`", text):
         assert any(re.search(rf"{option}\b", shown) for shown in help_of.values()), option
     assert set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE)) <= MAKE_TARGETS
