@@ -51,7 +51,7 @@ def _class_of(backend: str) -> Any:
 
 def tensornet_forces(system: openmm.System) -> Iterator[PotentialForce]:
     """The TensorNet forces of a System, also of one that was copied or read from XML."""
-    classes = [_class_of(backend) for backend, (*_, needed) in BACKENDS.items() if needed in sys.modules]
+    classes = [_class_of(backend) for backend, (*_, needed) in BACKENDS.items() if sys.modules.get(needed) is not None]
     for force in system.getForces():
         for kind in classes:
             try:
