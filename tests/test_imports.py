@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 # A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
 ORDER = (
     "module",
+    "checks",
     "units",
     "files",
     "tensors",
@@ -34,6 +35,7 @@ ORDER = (
     "kernels.functions",
     "testing",
     "potential",
+    "geometry",
     "export",
     "arguments",
     "potentialforce",

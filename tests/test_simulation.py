@@ -543,9 +543,9 @@ def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
         (
             {"report_interval": 2.5},
             ValueError,
-            "report_interval: expected a whole number of steps.* received 2.5",
+            "report_interval: expected an integer of at least 1, received 2.5",
         ),
-        ({"seed": 0}, ValueError, "seed: expected a whole number from 1 to 2147483647, received 0"),
+        ({"seed": 0}, ValueError, "seed: expected an integer from 1 to 2147483647, received 0"),
         (
             {"platform": "Quantum"},
             ValueError,
