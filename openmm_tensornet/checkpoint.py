@@ -368,6 +368,9 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
         name = _LEGACY_HEAD.sub(r"output_model.output_network.layers.\1.", re.sub(r"^model\.", "", str(key)))
         if not isinstance(value, Tensor):
             raise ValueError(f"weight {key}: expected a tensor, received {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            kind = "quantized" if value.is_quantized else f"{value.layout} on {value.device}"
+            raise ValueError(f"weight {key}: expected a dense tensor, received {kind}; save it with plain tensors only")
         if _BOX.search(name):
             if bool(value.any()):
                 raise ValueError(

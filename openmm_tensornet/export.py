@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from . import __version__
 from .checks import array, flag
-from .files import check_archive, check_file, replace_file
+from .files import DAMAGED, check_archive, check_file, replace_file
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
 from .model import TensorNet
@@ -557,7 +557,7 @@ def read_metadata(path: str | os.PathLike) -> dict:
             text = archive.read(described[0]) if described else None
             # What would be run by torch.jit.load itself; no file written here has it.
             runs = any(b"__setstate__" in archive.read(n) for n in members if n.endswith(".py"))
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+    except DAMAGED as error:
         raise ValueError(
             f"{name}: expected an exported TensorNet file, received another or a damaged or truncated one ({error}); "
             "export the model again"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from pathlib import Path
 
 # No model that the package runs comes near it; a larger file, or what unpacks to more, is refused before memory is gone.
 LARGEST_FILE = 1 << 31  # bytes
+# What zipfile raises on a damaged archive: also for sizes, places and methods that cannot be.
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError)
 
 
 def replace_file(path: str | os.PathLike, content: bytes) -> None:
@@ -67,5 +70,5 @@ def is_torchscript(path: str | os.PathLike) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError):
+    except DAMAGED:
         return False  # whoever reads it says what is wrong

@@ -9,12 +9,11 @@ import os
 import struct
 import xml.etree.ElementTree as ElementTree
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .files import check_archive, check_file, replace_file
+from .files import DAMAGED, check_archive, check_file, replace_file
 from .system import tensornet_forces
 
 if TYPE_CHECKING:
@@ -106,8 +105,8 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
         """Read a checkpoint file; ValueError if it is damaged, foreign or newer than this program."""
+        check_file(path, "the checkpoint of a run")
         try:
-            check_file(path, "the checkpoint of a run")
             with zipfile.ZipFile(path) as archive:
                 check_archive(archive)
                 checkpoint = cls(
@@ -118,9 +117,7 @@ class Checkpoint:
             version = checkpoint.run["format"]
             if version == CHECKPOINT_FORMAT:
                 checkpoint.check()
-        except (
-            zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, TypeError, ValueError, SyntaxError
-        ) as error:  # fmt: skip
+        except (*DAMAGED, KeyError, TypeError, SyntaxError) as error:
             raise ValueError(
                 f"{path}: expected the checkpoint of a run, but it is another file or damaged ({error}); "
                 "start a new run"

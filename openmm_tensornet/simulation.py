@@ -259,8 +259,7 @@ def simulate(
             evaluate(context)
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of, sentinels)
     except OpenMMException as error:
-        step = context.getStepCount()
-        where = f"{phase}step {step}" if phase else _in_production(step, report_interval)
+        where = f"{phase}step {context.getStepCount()}"
         raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
     _write_pdb(files.final, simulation)
     steps = context.getStepCount()
@@ -283,6 +282,7 @@ def _produce(
     sentinels: Sentinels,
 ) -> float:
     """The production loop: steps, row, frame, charges, checkpoint. Returns ns/day."""
+    from openmm import OpenMMException
     from openmm.app import DCDFile
 
     context, system = simulation.context, simulation.system
@@ -321,10 +321,14 @@ def _produce(
             save(0, evaluate(context))
         started = saved = perf_counter()
         for report in range(first + 1, num_reports + 1):
-            simulation.step(interval)
-            state = evaluate(context, periodic)
-            where = _in_production(report * interval, interval)
-            sentinels.check(context, state, where, files)
+            before = context.createCheckpoint()
+            try:
+                simulation.step(interval)
+                state = evaluate(context, periodic)
+                sentinels.check(context, state, f"step {report * interval}, frame {report}", files)
+            except (OpenMMException, SimulationError):
+                _find_step(simulation, before, report, interval, sentinels, files)
+                raise
             row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
             energies.write(",".join(row) + "\n")
             trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
@@ -400,9 +404,22 @@ def _equilibrate(
     context.setStepCount(0)
 
 
-def _in_production(step: int, interval: int) -> str:
-    """Where a run is, for people: its step, and the frame that it was on its way to."""
-    return f"step {step}, frame {max(1, math.ceil(step / interval))}"
+def _find_step(
+    simulation: Simulation, before: bytes, report: int, interval: int, sentinels: Sentinels, files: RunFiles
+) -> None:
+    """Repeat the steps from the last report on one by one, and stop where the first one fails: later all is NaN and the cause lost."""
+    from openmm import OpenMMException
+
+    context = simulation.context
+    context.loadCheckpoint(before)
+    for step in range((report - 1) * interval + 1, report * interval + 1):
+        where = f"step {step}, frame {report}"
+        try:
+            simulation.step(1)
+            state = evaluate(context)
+        except OpenMMException as error:
+            raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from None
+        sentinels.check(context, state, where, files)
 
 
 @dataclass(frozen=True)
