@@ -6,7 +6,6 @@ import pickle
 import numpy as np
 import pytest
 import soak
-import torch
 
 
 def test_mutated_files(tmp_path):
@@ -52,7 +51,7 @@ def test_the_soak_notices(what, tmp_path, monkeypatch, capsys):
         elif what == "attack":
             pickle.loads(pickle.dumps(Attack()))
         elif what == "memory":
-            torch.zeros(1 << 40)
+            bytearray(1 << 40)
         return "wrong"
 
     monkeypatch.setattr(soak, "READERS", {"checkpoint": read})
@@ -62,7 +61,7 @@ def test_the_soak_notices(what, tmp_path, monkeypatch, capsys):
         "crash": "no answer",
         "hang": "no answer",
         "attack": "Executed",
-        "memory": "RuntimeError",
+        "memory": "MemoryError",
         "wrong": "checkpoint",
     }
     assert outcomes == {f"DEFECT {expected[what]}": 2}

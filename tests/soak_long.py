@@ -1,0 +1,203 @@
+"""Long runs of alanine dipeptide with the model of the package, in stages that can be stopped and continued.
+
+    python tests/soak_long.py [--output out/soak-long] [--scale 1] [--stage nvt ...]
+
+The stages are 1 ns at constant temperature, 200 ps at constant energy, 1,000 Contexts made and deleted, and two Contexts in two threads.
+What a stage found is kept in the output directory and printed; a stage that is done is not done again. `--scale 0.001` tries them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import openmm
+import torch
+from openmm import unit
+from openmm.app import PDBFile
+
+from openmm_tensornet.analysis import compute_drift
+from openmm_tensornet.files import replace_file
+from openmm_tensornet.simulation import simulate
+from openmm_tensornet.system import create_system
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
+MODEL = "alanine-dipeptide-gfn2"
+TIMESTEP = 0.5  # fs
+PIECE = 10_000  # steps between looks at the memory, and between checkpoints at constant energy
+FLAT = 0.02  # by which the memory of a process may grow
+
+
+def resident_memory() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def load_system() -> tuple[PDBFile, openmm.System]:
+    """Alanine dipeptide and its System."""
+    structure = PDBFile(str(EXAMPLE))
+    return structure, create_system(structure.topology, MODEL, positions=structure.positions)
+
+
+def flat(memory: list[int]) -> dict:
+    """First and last memory of a process, MB, and whether it stayed flat."""
+    return {
+        "memory_first_MB": memory[0] / 1e6, "memory_last_MB": memory[-1] / 1e6, "flat": memory[-1] <= (1 + FLAT) * memory[0],
+    }  # fmt: skip
+
+
+def constant_temperature(output: Path, scale: float) -> dict:
+    """1 ns in pieces that resume one another; memory after 10⁴ steps and at the end, the mean temperature, no broken bond."""
+    structure, system = load_system()
+    steps = max(2, round(2_000_000 * scale / PIECE)) * PIECE
+    files, memory, resumed = None, [], (output / "nvt" / "checkpoint.zip").exists()
+    done = len((output / "nvt" / "energies.csv").read_text().splitlines()) - 1 if resumed else 0
+    started = time.perf_counter()
+    # Within one process, so that memory can be compared; a call has only its own Context.
+    for end in range(min(done * 200 // PIECE + 1, steps // PIECE) * PIECE, steps + 1, PIECE):
+        files = simulate(
+            structure.topology, system, structure.positions, output=output / "nvt", time=end * TIMESTEP / 1000, timestep=TIMESTEP,
+            temperature=300, seed=1, stop_at_broken_bond=True, resume=(output / "nvt").exists(), quiet=True,
+        ).files  # fmt: skip
+        gc.collect()
+        memory.append(resident_memory())
+    assert files is not None
+    table = np.genfromtxt(files.energies, delimiter=",", names=True)
+    return {
+        "steps": steps, "frames": len(table), "hours": (time.perf_counter() - started) / 3600,
+        "steps_of_this_process": len(memory) * PIECE, **flat(memory), "mean_temperature_K": float(table["temperature_K"].mean()),
+        "frames_without_gap": bool((np.diff(table["step"]) == 200).all()),
+    }  # fmt: skip
+
+
+def constant_energy(output: Path, scale: float) -> dict:
+    """200 ps with the Verlet integrator from 300 K; drift of the total energy, memory. The state is kept after every piece."""
+    structure, system = load_system()
+    folder = output / "nve"
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = max(2, round(400_000 * scale / PIECE))
+    integrator = openmm.VerletIntegrator(TIMESTEP / 1000)
+    context = openmm.Context(system, integrator)
+    table, state = folder / "energies.json", folder / "state.xml"
+    rows: list[list[float]] = []
+    if table.exists() and state.exists():
+        rows = json.loads(table.read_text())
+        context.setState(openmm.XmlSerializer.deserialize(state.read_text()))
+        rows = rows[: round(context.getTime().value_in_unit(unit.picosecond) * 1000 / TIMESTEP / 100)]
+    else:
+        langevin = openmm.LangevinMiddleIntegrator(300, 5, TIMESTEP / 1000)
+        langevin.setRandomNumberSeed(1)
+        warm = openmm.Context(system, langevin)
+        warm.setPositions(structure.positions)
+        openmm.LocalEnergyMinimizer.minimize(warm, maxIterations=200)
+        warm.setVelocitiesToTemperature(300, 1)
+        langevin.step(4000)
+        found = warm.getState(positions=True, velocities=True)
+        context.setPositions(found.getPositions())
+        context.setVelocities(found.getVelocities())
+        del warm, langevin
+    memory = []
+    while len(rows) < pieces * PIECE // 100:
+        for _ in range(PIECE // 100):
+            integrator.step(100)
+            now = context.getState(energy=True)
+            total = now.getPotentialEnergy() + now.getKineticEnergy()
+            rows.append([now.getTime()._value, total.value_in_unit(unit.kilojoule_per_mole)])
+        memory.append(resident_memory())
+        replace_file(table, json.dumps(rows).encode())
+        complete = context.getState(positions=True, velocities=True)
+        replace_file(state, openmm.XmlSerializer.serialize(complete).encode())
+    times, energies = np.array(rows).T
+    drift, fluctuation = compute_drift(times, energies)
+    return {
+        "ps": float(times[-1]), "drift_kJ_per_mol_per_ps": drift, "fluctuation_kJ_per_mol": fluctuation,
+        "finite": bool(np.isfinite(energies).all()), **(flat(memory) if memory else {}),
+    }  # fmt: skip
+
+
+def many_contexts(output: Path, scale: float) -> dict:
+    """1,000 Contexts made, used and deleted; memory after a tenth of them and at the end, and one energy from all."""
+    structure, system = load_system()
+    memory, energies = [], set()
+    count = max(20, round(1000 * scale))
+    for number in range(count):
+        context = openmm.Context(system, openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("CPU"))
+        context.setPositions(structure.positions)
+        context.getIntegrator().step(1)
+        energies.add(round(context.getState(energy=True).getPotentialEnergy()._value, 3))
+        del context
+        if number + 1 >= count // 10:
+            memory.append(resident_memory())
+    return {"contexts": count, "different_energies": len(energies), **flat(memory)}
+
+
+def two_threads(output: Path, scale: float) -> dict:
+    """Two Contexts in two threads at once give the trajectories that each gives alone."""
+    structure, system = load_system()
+    steps = max(20, round(20_000 * scale))
+
+    def run(seed: int, results: dict) -> None:
+        integrator = openmm.LangevinMiddleIntegrator(300, 1, TIMESTEP / 1000)
+        integrator.setRandomNumberSeed(seed)
+        context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
+        context.setPositions(structure.positions)
+        context.setVelocitiesToTemperature(300, seed)
+        integrator.step(steps)
+        results[seed] = context.getState(positions=True).getPositions(asNumpy=True)._value
+
+    alone: dict[int, np.ndarray] = {}
+    together: dict[int, np.ndarray] = {}
+    for seed in (1, 2):
+        run(seed, alone)
+    threads = [threading.Thread(target=run, args=(seed, together)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    largest = max(float(np.abs(alone[seed] - together[seed]).max()) for seed in (1, 2))
+    return {"steps": steps, "largest_difference_nm": largest, "the_same": largest == 0}
+
+
+STAGES: dict[str, Callable[[Path, float], dict]] = {
+    "nvt": constant_temperature, "nve": constant_energy, "contexts": many_contexts, "threads": two_threads,
+}  # fmt: skip
+
+
+def main() -> int:
+    """Do the stages that are not done yet; 1 if one found something wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("out/soak-long"))
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths (default: 1)")
+    parser.add_argument("--stage", nargs="*", choices=STAGES, default=list(STAGES), help="default: all")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    openmm.Platform.getPlatformByName("CPU").setPropertyDefaultValue("Threads", "1")
+    good = True
+    for name in options.stage:
+        path = options.output / f"{name}.json"
+        if not path.exists():
+            replace_file(path, json.dumps(STAGES[name](options.output, options.scale)).encode())
+        found = json.loads(path.read_text())
+        print(
+            f"{name}: "
+            + ", ".join(
+                f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items()
+            ),
+            flush=True,
+        )
+        good = good and all(value for value in found.values() if isinstance(value, bool))
+        good = good and found.get("different_energies", 1) == 1
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
