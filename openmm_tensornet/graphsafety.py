@@ -7,6 +7,7 @@ whatever would need the values of a tensor on the host, a shape that depends on 
 from __future__ import annotations
 
 import copy
+import io
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -159,6 +160,16 @@ def _refused(func, reason: str) -> GraphSafetyError:
     return GraphSafetyError(f"the module cannot be captured in a CUDA graph: {func}: {reason}")
 
 
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy; of a ScriptModule its code too, with which TorchScript keeps plans, and would run one for a GPU on the CPU later."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return copy.deepcopy(module)
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
 def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     """Check that a module can be captured in a CUDA graph, and count its kernels.
 
@@ -179,7 +190,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
         values, a tensor on the host, or a custom operator that does not declare its launches.
     """
-    recorder, own = _Recorder(), copy.deepcopy(module)
+    recorder, own = _Recorder(), _copy(module)
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:

@@ -41,10 +41,10 @@ def resident_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def load_system() -> tuple[PDBFile, openmm.System]:
+def load_system(backend: str | None = None) -> tuple[PDBFile, openmm.System]:
     """Alanine dipeptide and its System."""
     structure = PDBFile(str(EXAMPLE))
-    return structure, create_system(structure.topology, MODEL, positions=structure.positions)
+    return structure, create_system(structure.topology, MODEL, positions=structure.positions, backend=backend)
 
 
 def flat(memory: list[int]) -> dict:
@@ -97,7 +97,6 @@ def constant_energy(output: Path, scale: float) -> dict:
         langevin.setRandomNumberSeed(1)
         warm = openmm.Context(system, langevin)
         warm.setPositions(structure.positions)
-        openmm.LocalEnergyMinimizer.minimize(warm, maxIterations=200)
         warm.setVelocitiesToTemperature(300, 1)
         langevin.step(4000)
         found = warm.getState(positions=True, velocities=True)
@@ -124,19 +123,29 @@ def constant_energy(output: Path, scale: float) -> dict:
 
 
 def many_contexts(output: Path, scale: float) -> dict:
-    """1,000 Contexts made, used and deleted; memory after a tenth of them and at the end, and one energy from all."""
-    structure, system = load_system()
-    memory, energies = [], set()
+    """1,000 Contexts of each back end made, used and deleted: what each leaves behind in memory, and one energy from all.
+
+    openmmtorch 1.10 keeps a copy of its module for every Context that ever was, whoever wrote the module; PythonForce keeps nothing.
+    """
     count = max(20, round(1000 * scale))
-    for number in range(count):
-        context = openmm.Context(system, openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("CPU"))
-        context.setPositions(structure.positions)
-        context.getIntegrator().step(1)
-        energies.add(round(context.getState(energy=True).getPotentialEnergy()._value, 3))
-        del context
-        if number + 1 >= count // 10:
+    found: dict = {"contexts": count}
+    for backend in ("python", "torch"):
+        structure, system = load_system(backend)
+        memory, energies = [], set()
+        for _ in range(count):
+            context = openmm.Context(system, openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("CPU"))
+            context.setPositions(structure.positions)
+            context.getIntegrator().step(1)
+            energies.add(round(context.getState(energy=True).getPotentialEnergy()._value, 3))
+            del context
+            gc.collect()
             memory.append(resident_memory())
-    return {"contexts": count, "different_energies": len(energies), **flat(memory)}
+        start = count // 10
+        found[f"{backend}_MB_per_context"] = (memory[-1] - memory[start]) / 1e6 / (count - 1 - start)
+        found[f"{backend}_one_energy"] = len(energies) == 1
+        if backend == "python":
+            found |= flat(memory[start:])
+    return found
 
 
 def two_threads(output: Path, scale: float) -> dict:
@@ -145,8 +154,8 @@ def two_threads(output: Path, scale: float) -> dict:
     steps = max(20, round(20_000 * scale))
 
     def run(seed: int, results: dict) -> None:
-        integrator = openmm.LangevinMiddleIntegrator(300, 1, TIMESTEP / 1000)
-        integrator.setRandomNumberSeed(seed)
+        # No thermostat: on the Reference platform all Contexts of a process draw from one sequence of random numbers.
+        integrator = openmm.VerletIntegrator(TIMESTEP / 1000)
         context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
         context.setPositions(structure.positions)
         context.setVelocitiesToTemperature(300, seed)
@@ -195,7 +204,6 @@ def main() -> int:
             flush=True,
         )
         good = good and all(value for value in found.values() if isinstance(value, bool))
-        good = good and found.get("different_energies", 1) == 1
     return int(not good)
 
 
