@@ -34,9 +34,8 @@ class Attack:
 def test_the_soak_notices(what, tmp_path, monkeypatch, capsys):
     """A reader that fails in each of the ways is caught."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(soak, "SECONDS", 3)
-    original = soak.originals
-    monkeypatch.setattr(soak, "originals", lambda *arguments: original(*arguments)[:1])
+    monkeypatch.setattr(soak, "SECONDS", 2)
+    monkeypatch.setattr(soak, "originals", lambda _, models: [("checkpoint", path) for path in models])
     ready = []
 
     def read(path):
