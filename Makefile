@@ -1,11 +1,14 @@
-# Everything runs in .venv, made once by the first target that needs it and brought up to date when setup.cfg or
-# pyproject.toml changes. Another choice of extras: make test EXTRAS=cuda13,md,test
+# Everything runs in .venv, made once by the first target that needs it and brought up to date when setup.cfg,
+# pyproject.toml or constraints.txt changes. Another choice of extras: make test EXTRAS=cuda13,md,test
 
 PYTHON ?= python3
 EXTRAS ?= cpu,md,test
 MODEL ?=
 DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
 DEMO_TIME ?= 10 ps
+SOAK_ARGS ?=
+# Those of the default extras; the CUDA ones ask for other versions of torch.
+CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # One thread for each of the processes that share the cores.
 export OMP_NUM_THREADS ?= 1
@@ -23,12 +26,16 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo docs test test-slow test-matrix lint format bench bench-peers oracle train clean
+.PHONY: help install constraints demo docs test test-slow test-matrix soak soak-long lint format bench bench-peers oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv with EXTRAS (default: cpu,md,test)
+
+constraints: $(STAMP)  ## write the versions in .venv to constraints.txt, which `make install` keeps to
+	$(BIN)/python .ci/constraints.py $(EXTRAS) > $@.part
+	mv $@.part constraints.txt
 
 demo: $(STAMP)  ## molecular dynamics of alanine dipeptide and pictures of it; MODEL=file.ckpt: another model, DEMO_TIME (10 ps)
 	$(BIN)/openmm-tensornet simulate --model "$(DEMO_MODEL)" examples/alanine_dipeptide.pdb \
@@ -49,6 +56,12 @@ test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and Py
 	@for versions in $(MATRIX); do \
 	    echo "$$versions"; PYTHONPATH=$(CURDIR)/$$versions $(BIN)/python -m pytest $(MATRIX_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
+
+soak: $(STAMP)  ## half an hour of mutated files, killed runs and random models; prints what was tried; SOAK_ARGS
+	$(BIN)/python tests/soak.py $(SOAK_ARGS)
+
+soak-long: $(STAMP)  ## long runs of alanine dipeptide, some hours, in out/soak-long; continues what was stopped
+	$(BIN)/python tests/soak_long.py $(SOAK_ARGS)
 
 lint: $(STAMP)  ## check style, format and types
 	$(BIN)/ruff check .
@@ -82,13 +95,13 @@ clean:  ## remove what building, testing and the demo leave behind (environments
 	$(PYTHON) -m venv $(@D:/bin=)
 
 # All openmmtorch builds own the same files: another one than EXTRAS asks for must leave first.
-$(STAMP): setup.cfg pyproject.toml | .venv/bin/python
+$(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS) | .venv/bin/python
 	@echo "Installing openmm-tensornet[$(EXTRAS)] into .venv; PyTorch alone is a download of gigabytes."
 	rm -f .venv/.stamp-*
 	@for build in cpu:cpu cuda12:cu12 cuda13:cu13; do \
 	    case ",$(EXTRAS)," in *,$${build%:*},*) ;; *) $(BIN)/python -m pip uninstall -qy acellera-openmmtorch-$${build#*:} 2>/dev/null ;; esac; \
 	done
-	$(BIN)/python -m pip install -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install $(CONSTRAINTS:%=-c %) -e '.[$(EXTRAS)]'
 	@touch $@
 
 .SECONDARY: $(MATRIX_TORCH:%=.venv-matrix/torch-%)

@@ -17,21 +17,24 @@ from openmm import unit
 from torch import Tensor
 
 from .checkpoint import load_model
+from .checks import flag, integer, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
 from .files import is_torchscript
+from .geometry import check_positions, warn_about_lone_atoms
 from .model import TensorNet
-from .neighbors import check_box, minimum_image
+from .neighbors import check_box
 from .potential import (
     DTYPES,
-    MINIMUM_DISTANCE,
+    KERNELS,
     Atoms,
+    check_particles,
     choose_coulomb_cutoff,
     choose_kernels,
     coulomb_cutoff_of,
     integers,
 )
 from .registry import find_model
-from .units import positive_in
+from .units import lengths_in_nm, positive_in
 
 KEPT_MEMORY = 1 << 29  # bytes
 
@@ -59,15 +62,24 @@ def prepare(
     ValueError, TypeError, FileNotFoundError
         If an argument does not fit.
     """
-    if precision not in DTYPES:
-        raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
-    if periodic is not None and not isinstance(periodic, bool):
-        raise TypeError(f"periodic: expected True, False or None, received {periodic!r}")
+    one_of("precision", precision, DTYPES)
+    one_of("kernels", kernels, ("auto", *KERNELS))
+    if max_pairs is not None:
+        max_pairs = integer("max_pairs", max_pairs, 1)
+    if unit.is_quantity(total_charge):
+        total_charge = _in_elementary_charges(total_charge)
+    if periodic is not None:
+        flag("periodic", periodic)
     numbers, labels, particles = _select(topology, atomic_numbers, atoms)
     topology_box = None if topology is None else topology.getPeriodicBoxVectors()
     if periodic is None:
         periodic = box_vectors is not None or topology_box is not None
-    box = _in_nm("box_vectors", box_vectors if box_vectors is not None else topology_box, (3, 3)) if periodic else None
+    box_given = box_vectors if box_vectors is not None else topology_box
+    box = (
+        torch.from_numpy(lengths_in_nm("box_vectors", box_given, (3, 3)))
+        if periodic and box_given is not None
+        else None
+    )
     if periodic and box is None:
         raise ValueError(
             "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"
@@ -78,8 +90,7 @@ def prepare(
 
     exported = _open(model)
     if isinstance(exported, Exported):
-        given = None if molecules is None else Atoms.make(numbers, molecules, total_charge)
-        _check_exported(exported.metadata, numbers, given, total_charge, particles, periodic)
+        _check_exported(exported.metadata, numbers, molecules, total_charge, particles, periodic)
         _check_exported_options(
             exported.metadata,
             precision=(precision, "single"),
@@ -111,6 +122,7 @@ def prepare(
         check_box(box, cutoff, "box_vectors", " nm")
     if own_positions is not None:
         check_positions(own_positions, specification, labels, box)
+        warn_about_lone_atoms(own_positions, specification, labels, box, cutoff)
     if not isinstance(exported, Exported):
         exported = compile_potential(
             exported,
@@ -135,16 +147,7 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
         raise ValueError(f"topology, atomic_numbers: expected one of them, received {given}")
     particles = None
     if atoms is not None:
-        particles = list(integers("atoms", atoms))
-        if not particles:
-            raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
-        repeated = (
-            sorted({a for a in particles if particles.count(a) > 1}) if len(set(particles)) < len(particles) else []
-        )
-        if repeated:
-            raise ValueError(f"atoms: expected each index once, received {repeated[0]} more than once")
-        if min(particles) < 0:
-            raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
+        particles = check_particles(atoms)
     if atomic_numbers is not None:
         numbers = list(integers("atomic_numbers", atomic_numbers))
         if particles is not None and len(numbers) != len(particles):
@@ -174,55 +177,22 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
     return numbers, labels, particles
 
 
-def _in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> Tensor | None:
-    """A Quantity, array or list in nm as a float64 tensor; a Quantity is converted before anything else."""
-    if value is None:
-        return None
-    try:
-        if unit.is_quantity(value):
-            value = value.value_in_unit(unit.nanometer)
-        else:
-            value = [v.value_in_unit(unit.nanometer) if unit.is_quantity(v) else v for v in value]
-        tensor = torch.tensor([[float(c) for c in row] for row in value], dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})"
-        ) from None
-    expected = tuple("particles" if s is None else s for s in shape)
-    if tensor.dim() != 2 or tensor.shape[1] != shape[1] or (shape[0] is not None and tensor.shape[0] != shape[0]):
-        raise ValueError(f"{name}: expected shape ({expected[0]}, {expected[1]}), received {tuple(tensor.shape)}")
-    return tensor
+def _in_elementary_charges(charge: Any) -> Any:
+    """A total charge that is a Quantity as plain numbers."""
+    if not charge.unit.is_compatible(unit.elementary_charge):
+        raise TypeError(f"total_charge: expected a charge (a Quantity, or numbers in e), received {charge}")
+    return charge.value_in_unit(unit.elementary_charge)
 
 
 def _own_positions(positions: Any, particles: list[int] | None, count: int) -> Tensor | None:
     """Positions of the force's atoms from those of all particles."""
-    tensor = _in_nm("positions", positions, (None, 3))
-    if tensor is None:
+    if positions is None:
         return None
+    tensor = torch.from_numpy(lengths_in_nm("positions", positions, (None, 3)))
     needed = count if particles is None else max(particles) + 1
     if (particles is None and len(tensor) != count) or len(tensor) < needed:
         raise ValueError(f"positions: expected one row for each particle ({needed}), received {len(tensor)}")
     return tensor if particles is None else tensor[particles]
-
-
-def check_positions(positions: Tensor, atoms: Atoms, labels: list[str], box: Tensor | None) -> None:
-    """Refuse positions that are not finite, and overlapping atoms."""
-    finite = torch.isfinite(positions).all(1)
-    if not bool(finite.all()):
-        bad = int((~finite).nonzero()[0])
-        raise ValueError(f"positions: {labels[bad]}: expected finite coordinates, received {positions[bad].tolist()}")
-    molecules = torch.tensor(atoms.molecules)
-    for k in range(len(positions) - 1):
-        vector = positions[k + 1 :] - positions[k]
-        if box is not None:
-            vector = minimum_image(vector, box)
-        distance = vector.norm(dim=1).masked_fill(molecules[k + 1 :] != molecules[k], torch.inf)
-        least = int(distance.argmin())
-        if float(distance[least]) < MINIMUM_DISTANCE:
-            raise ValueError(
-                f"positions: {labels[k]} and {labels[k + 1 + least]}: expected a distance of at least {MINIMUM_DISTANCE} nm, received "
-                f"{float(distance[least]):.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
-            )
 
 
 def _open(model: Any) -> TensorNet | Exported:
@@ -233,13 +203,13 @@ def _open(model: Any) -> TensorNet | Exported:
         return load_exported(path) if is_torchscript(path) else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
-    raise TypeError(f"model: expected a path or a TensorNet, received {type(model).__name__}")
+    raise TypeError(f"model: expected a path, a name or a TensorNet, received {type(model).__name__}")
 
 
 def _check_exported(
     metadata: dict,
     numbers: list[int],
-    given: Atoms | None,
+    molecules: Any,
     total_charge: Any,
     particles: list[int] | None,
     periodic: bool,
@@ -263,10 +233,10 @@ def _check_exported(
         raise ValueError(
             f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again"
         )
-    if given is not None and list(given.molecules) != metadata["molecules"]:
+    given = Atoms.make(numbers, metadata["molecules"] if molecules is None else molecules, total_charge)
+    if list(given.molecules) != metadata["molecules"]:
         raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
-    charges = total_charge if hasattr(total_charge, "__iter__") else [total_charge]
-    if any(charges) and [float(q) for q in charges] != metadata["total_charge"]:
+    if any(given.charges) and list(given.charges) != metadata["total_charge"]:
         raise ValueError(
             f"total_charge: expected {metadata['total_charge']} as the file was exported with, received {total_charge!r}; export it again"
         )

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .charges import TensorNet2, TensorNet2Config
-from .files import replace_file
+from .checks import flag
+from .files import check_archive, check_file, replace_file
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
 from .registry import find_model, known_elements
@@ -109,17 +110,19 @@ def load_model(
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is no checkpoint, is damaged, wants code to be run, is of another architecture, has an option that
+        If the file is no checkpoint, is damaged or larger than 2 GB, wants code to be run, is of another architecture, has an option that
         would change the energy and cannot be honoured, or has missing, surplus, misshapen or non-finite weights.
     """
     units = ModelUnits.from_openmm(length_unit, energy_unit)
+    if remove_ref_energy is not None:
+        flag("remove_ref_energy", remove_ref_energy)
     content, digest = _read(path)
     options, state = content["hyper_parameters"], content["state_dict"]
     try:
         model = _build(options, state, units)
         _load_weights(model, options, state)
         _choose_reference(model, options, remove_ref_energy)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
     model.source_hash = digest
     model.about = _about(path, content)
@@ -177,10 +180,11 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     """Content and SHA-256 of a checkpoint file."""
     if isinstance(path, (list, tuple)):
         raise ValueError("model: expected one checkpoint, received a list; ensembles are not supported, name one file")
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        raise ValueError(f"{name}: expected a checkpoint file, received a directory")
-    with open(find_model(name), "rb") as file:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"model: expected a path or the name of a model, received {type(path).__name__}")
+    name, found = os.fspath(path), find_model(path)
+    check_file(found, "a checkpoint file")
+    with open(found, "rb") as file:
         data = file.read()
     try:
         if zipfile.is_zipfile(io.BytesIO(data)):
@@ -220,6 +224,11 @@ class _NotOne(ValueError):
 def _check_archive(data: bytes) -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
+        _check_kind(members)
+        check_archive(archive)
+
+
+def _check_kind(members: list[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     if any(n.endswith(".ckpt") for n in names):
         raise _NotOne("expected one checkpoint, received a zip of several (an ensemble); unpack one of them")
@@ -252,8 +261,8 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
         )
     if options.get("atom_filter", -1) not in (-1, None):
         raise ValueError(f"atom_filter: expected -1, received {options['atom_filter']!r}, which cannot be honoured")
-    if options.get("repulsion"):
-        raise ValueError("repulsion: expected False, received True, which cannot be honoured")
+    if options.get("repulsion") not in (None, False):
+        raise ValueError(f"repulsion: expected False, received {options['repulsion']!r}, which cannot be honoured")
     if options.get("box_vecs") is not None:
         raise ValueError("box_vecs: expected None, received a box; here the box comes from the topology or box_vectors")
     precision = options.get("precision", 32)
@@ -267,7 +276,7 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
             num_layers=options["num_layers"],
             num_rbf=options["num_rbf"],
             rbf_type=options["rbf_type"],
-            trainable_rbf=bool(options["trainable_rbf"]),
+            trainable_rbf=flag("trainable_rbf", options["trainable_rbf"]),
             activation=options["activation"],
             cutoff_lower=_length(options, "cutoff_lower"),
             cutoff_upper=_length(options, "cutoff_upper"),
@@ -275,7 +284,7 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
             group=options.get("equivariance_invariance_group", "O(3)"),
             reduce_op="sum" if reduce_op == "add" else reduce_op,
             head_hidden_layers=max(heads, default=2) // 2 - 1,
-            charge=bool(options.get("charge", False)),
+            charge=options.get("charge") is not None and flag("charge", options["charge"]),
         )
         if has_charges:
             coulomb = options["output_model"] == _COULOMB
@@ -336,6 +345,8 @@ def _priors(options: dict, max_z: int) -> list[Prior]:
             if name in ("ZBL", "D2"):
                 priors.append({"ZBL": ZBL, "D2": D2}[name](**argument))
             else:
+                for switch in {"trainable", "enable"} & set(argument):
+                    flag(switch, argument[switch])
                 priors.append(Atomref(**({"max_z": max_z, "trainable": name == "LearnableAtomref"} | argument)))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"prior_args of {name} are not understood: {_first_line(error)}") from None
@@ -357,6 +368,9 @@ def _load_weights(model: TensorNet, options: dict, state: dict) -> None:
         name = _LEGACY_HEAD.sub(r"output_model.output_network.layers.\1.", re.sub(r"^model\.", "", str(key)))
         if not isinstance(value, Tensor):
             raise ValueError(f"weight {key}: expected a tensor, received {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            kind = "quantized" if value.is_quantized else f"{value.layout} on {value.device}"
+            raise ValueError(f"weight {key}: expected a dense tensor, received {kind}; save it with plain tensors only")
         if _BOX.search(name):
             if bool(value.any()):
                 raise ValueError(

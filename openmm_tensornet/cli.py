@@ -149,6 +149,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="steps between reports (default: 200)",
     )
+    simulate.add_argument(
+        "--stop-at-broken-bond", action="store_true", help="end the run where a bond of the structure breaks"
+    )
     existing = simulate.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run in the output directory")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in the output directory")
@@ -306,6 +309,7 @@ def _simulate(options: argparse.Namespace) -> None:
         platform=options.platform,
         seed=options.seed,
         charges=options.charges,
+        stop_at_broken_bond=options.stop_at_broken_bond,
         resume=options.resume,
         overwrite=options.overwrite,
         quiet=options.quiet,

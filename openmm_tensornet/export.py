@@ -14,18 +14,23 @@ import os
 import warnings
 import zipfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
 
 from . import __version__
-from .files import replace_file
+from .checks import array, flag
+from .files import DAMAGED, check_archive, check_file, replace_file
+from .geometry import check_positions
 from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .module import Module
+from .neighbors import check_box
 from .potential import (
     Atoms,
     StaticPotential,
+    check_particles,
     choose_coulomb_cutoff,
     coulomb_cutoff_of,
     expected_energies_and_forces,
@@ -457,8 +462,29 @@ def export_torchscript(
     dict
         The file's metadata.
     """
+    if not isinstance(model, TensorNet):
+        raise TypeError(f"model: expected a TensorNet, received {type(model).__name__}; read it with load_model")
     atoms = Atoms.make(atomic_numbers, molecules, total_charge)
     check_supported(model, atoms)
+    flag("periodic", periodic)
+    flag("tabulate", tabulate)
+    if particles is not None:
+        particles = check_particles(particles)
+        if len(particles) != len(atoms.numbers):
+            raise ValueError(
+                f"particles: expected one index for each of {len(atoms.numbers)} atoms, received {len(particles)}"
+            )
+    own = None if positions is None else torch.from_numpy(array("positions", positions, (len(atoms.numbers), 3)))
+    box = None if box_vectors is None else torch.from_numpy(array("box_vectors", box_vectors, (3, 3)))
+    if box is not None:
+        if not periodic:
+            raise ValueError("box_vectors: expected None with periodic=False, received a box; pass periodic=True")
+        chosen = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
+        check_box(box, chosen.cutoff * chosen.units.nm_per_length, "box_vectors", " nm")
+    if own is not None:
+        check_positions(own, atoms, [f"atom {k} (atomic number {z})" for k, z in enumerate(atoms.numbers)], box)
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"path: expected a file in a directory that exists, received {os.fspath(path)}")
     exported = compile_potential(
         model,
         atoms,
@@ -468,8 +494,8 @@ def export_torchscript(
         tabulate=tabulate,
         max_pairs=max_pairs,
         kernels=kernels,
-        positions=None if positions is None else torch.as_tensor(positions, dtype=torch.float64),
-        box=None if box_vectors is None else torch.as_tensor(box_vectors, dtype=torch.float64),
+        positions=own,
+        box=box,
         coulomb_cutoff=coulomb_cutoff,
     )
     save(exported, path)
@@ -520,22 +546,32 @@ def read_metadata(path: str | os.PathLike) -> dict:
         If the file is damaged, was not written by this package, or is of a newer format.
     """
     name = os.fspath(path)
+    if not os.path.lexists(name):
+        raise FileNotFoundError(f"{name}: expected an exported TensorNet file, which does not exist")
+    check_file(name, "an exported TensorNet file")
     try:
         with zipfile.ZipFile(name) as archive:
-            damaged = archive.testzip()
-            entries = [n for n in archive.namelist() if n.endswith("/extra/metadata.json")]
-            text = archive.read(entries[0]) if entries else None
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+            check_archive(archive)
+            members = archive.namelist()
+            described = [n for n in members if n.endswith("/extra/metadata.json")]
+            text = archive.read(described[0]) if described else None
+            # What would be run by torch.jit.load itself; no file written here has it.
+            runs = any(b"__setstate__" in archive.read(n) for n in members if n.endswith(".py"))
+    except DAMAGED as error:
         raise ValueError(
-            f"{name}: expected an exported TensorNet file, received a damaged or truncated one ({error})"
+            f"{name}: expected an exported TensorNet file, received another or a damaged or truncated one ({error}); "
+            "export the model again"
         ) from None
-    if damaged is not None:
-        raise ValueError(f"{name}: expected an exported TensorNet file, received a damaged one (entry {damaged})")
+    if any(n.endswith("/data.pkl") for n in members) and not any(n.endswith("/constants.pkl") for n in members):
+        raise ValueError(f"{name}: expected an exported TensorNet file, received a checkpoint; read it with load_model")
     if text is None:
         raise ValueError(
-            f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file"
+            f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file; export the model "
+            "with it"
+        )
+    if runs:
+        raise ValueError(
+            f"{name}: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again"
         )
     return parse_metadata(text.decode("utf-8", "replace"), name)
 

@@ -1,10 +1,16 @@
-"""Files: written whole or not at all, and told apart by what is in them."""
+"""Files: written whole or not at all, told apart by what is in them, and checked before they are unpacked."""
 
 from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from pathlib import Path
+
+# No model that the package runs comes near it; a larger file, or what unpacks to more, is refused before memory is gone.
+LARGEST_FILE = 1 << 31  # bytes
+# What zipfile raises on a damaged archive: also for sizes, places and methods that cannot be.
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError)
 
 
 def replace_file(path: str | os.PathLike, content: bytes) -> None:
@@ -21,9 +27,48 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_file(path: str | os.PathLike, expected: str) -> None:
+    """ValueError for what is no file (a directory, a pipe), or larger than any model.
+
+    Parameters
+    ----------
+    expected : str
+        What the file should be, for the message.
+    """
+    if os.path.isdir(path):
+        raise ValueError(f"{os.fspath(path)}: expected {expected}, received a directory; name the file in it")
+    if not os.path.isfile(path):
+        raise ValueError(f"{os.fspath(path)}: expected {expected}, received a pipe or a device; name a file")
+    size = os.path.getsize(path)
+    if size > LARGEST_FILE:
+        raise ValueError(
+            f"{os.fspath(path)}: expected {expected} of at most {LARGEST_FILE} bytes, received {size} bytes; name another file"
+        )
+
+
+def check_archive(archive: zipfile.ZipFile) -> None:
+    """BadZipFile for an archive with a member that is damaged or there twice, or with members too large in all.
+
+    PyTorch's reader does not compare checksums. Members are read in pieces, up to the size that they declare.
+    """
+    members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if size > LARGEST_FILE:
+        raise zipfile.BadZipFile(f"it unpacks to {size} bytes, and at most {LARGEST_FILE} are read")
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        raise zipfile.BadZipFile("a member is there twice")
+    if any(member.flag_bits & 1 for member in members):
+        raise zipfile.BadZipFile("it is encrypted")
+    damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"checksum of the member {damaged!r} is wrong")
+
+
 def is_torchscript(path: str | os.PathLike) -> bool:
     """Whether a file is a TorchScript archive rather than a checkpoint."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except DAMAGED:
+        return False  # whoever reads it says what is wrong

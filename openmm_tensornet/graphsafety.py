@@ -160,6 +160,16 @@ def _refused(func, reason: str) -> GraphSafetyError:
     return GraphSafetyError(f"the module cannot be captured in a CUDA graph: {func}: {reason}")
 
 
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy; of a ScriptModule its code too, with which TorchScript keeps plans, and would run one for a GPU on the CPU later."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return copy.deepcopy(module)
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer, map_location="cpu")
+
+
 def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     """Check that a module can be captured in a CUDA graph, and count its kernels.
 
@@ -204,13 +214,3 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     if recorder.refusal is not None:
         raise recorder.refusal
     return recorder.result
-
-
-def _copy(module: nn.Module) -> nn.Module:
-    if not isinstance(module, torch.jit.ScriptModule):
-        return copy.deepcopy(module)
-    # A deep copy would share the code, which adapts itself to what it is run with: to tensors of a pretended device.
-    buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
-    buffer.seek(0)
-    return torch.jit.load(buffer, map_location="cpu")

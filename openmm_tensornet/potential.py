@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from .blocks import DenseBlocks, PairSums, part_scales
 from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .charges import TensorNet2, mean_charges
+from .checks import integer, one_of
 from .flatten import flatten, select_outputs
 from .kernels.functions import FusedOperators, FusedPairs, FusedSums
 from .kernels.operators import available
@@ -27,6 +29,9 @@ from .testing import TABULATION, Deviation, deviation, reference_energy_and_forc
 
 # Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
 MINIMUM_DISTANCE = 0.05  # nm
+# More in one molecule or box have not been tried, and would take tens of GB. (Replicas have no such limit.)
+MAXIMUM_ATOMS = 20_000
+MAXIMUM_PARTICLES = 10_000_000  # of a System, of which a force sees a part
 KERNELS = ("portable", "fused")
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
@@ -98,13 +103,20 @@ class Atoms:
             raise ValueError(f"molecules: expected one index for each of {len(z)} atoms, received {len(m)}")
         if min(m) < 0:
             raise ValueError(f"molecules: expected indices of at least 0, received {min(m)}")
-        scalar = not hasattr(total_charge, "__len__") and not hasattr(total_charge, "__iter__")
-        given = None if scalar else [float(q) for q in total_charge]  # type: ignore[union-attr]
+        if max(m) >= len(z):
+            raise ValueError(f"molecules: expected indices below the number of atoms, {len(z)}, received {max(m)}")
+        largest = max(Counter(m).values())
+        if largest > MAXIMUM_ATOMS:
+            raise ValueError(
+                f"atomic_numbers: expected at most {MAXIMUM_ATOMS} atoms that see each other, received {largest}; act on a part "
+                "of them, or mark those that do not see each other by `molecules`"
+            )
+        given = _charges(total_charge) if hasattr(total_charge, "__iter__") else None
         count = num_molecules if num_molecules is not None else max(max(m) + 1, len(given or ()))
         if max(m) >= count:
             raise ValueError(f"molecules: expected indices below the number of molecules, {count}, received {max(m)}")
         if given is None:
-            charge = float(total_charge)  # type: ignore[arg-type]
+            (charge,) = _charges([total_charge])
             if charge != 0 and count > 1:
                 raise ValueError(
                     f"total_charge: expected one charge for each of {count} molecules, received the single number {charge:g}; "
@@ -113,9 +125,6 @@ class Atoms:
             given = [charge] * count
         if len(given) != count:
             raise ValueError(f"total_charge: expected one charge for each of {count} molecules, received {len(given)}")
-        for charge in given:
-            if charge != round(charge):
-                raise ValueError(f"total_charge: expected whole numbers of elementary charges, received {charge!r}")
         return cls(z, m, tuple(given))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,15 +136,46 @@ class Atoms:
         )
 
 
+def _charges(values: Any) -> list[float]:
+    """Total charges as floats."""
+    if isinstance(values, (str, bytes, dict)):
+        raise TypeError(f"total_charge: expected a number, or one for each molecule, received {values!r}")
+    charges = []
+    for value in values:
+        try:
+            charge = math.nan if isinstance(value, (bool, str)) else float(value)
+        except (TypeError, OverflowError):
+            charge = math.nan
+        if not charge.is_integer():
+            raise ValueError(f"total_charge: expected whole numbers of elementary charges, received {value!r}")
+        charges.append(charge)
+    return charges
+
+
 def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Check a sequence of integers, of numpy's too, and make plain ones of them."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, received {values!r}")
     values = list(values)
     for value in values:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", None):
             raise TypeError(f"{name}: expected integers, received {value!r}")
     return tuple(value.__index__() for value in values)
+
+
+def check_particles(values: Any) -> list[int]:
+    """Check the indices in the System of a force's atoms."""
+    particles = list(integers("atoms", values))
+    if not particles:
+        raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
+    repeated = [a for a, times in Counter(particles).items() if times > 1]
+    if repeated:
+        raise ValueError(f"atoms: expected each index once, received {min(repeated)} more than once")
+    if min(particles) < 0:
+        raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
+    if max(particles) >= MAXIMUM_PARTICLES:
+        raise ValueError(f"atoms: expected indices below {MAXIMUM_PARTICLES}, received {max(particles)}")
+    return particles
 
 
 class _RadialFunctions(Module):
@@ -389,8 +429,8 @@ def _rooms(
         molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
     everything = int((sizes * (sizes - 1) // 2).sum())
     known = [(x, molecules, box) for x, box, _ in check]
-    if max_pairs is not None and (isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1):
-        raise ValueError(f"max_pairs: expected an integer of at least 1, received {max_pairs!r}")
+    if max_pairs is not None:
+        integer("max_pairs", max_pairs, 1)
 
     def room(cutoff: float, capacity: int | None = None) -> Room:
         if dense or not math.isfinite(cutoff):
@@ -495,14 +535,12 @@ class StaticPotential(Module):
         check: Sequence[tuple] = (),
     ):
         super().__init__()
-        if kernels not in KERNELS:
-            raise ValueError(f"kernels: expected one of {', '.join(KERNELS)}, received {kernels!r}")
+        one_of("kernels", kernels, KERNELS)
+        one_of("precision", precision, DTYPES)
         if kernels == "fused" and not tabulate:
             raise ValueError(
                 "kernels: expected 'portable' with tabulate=False, received 'fused', which needs the tables"
             )
-        if precision not in DTYPES:
-            raise ValueError(f"precision: expected one of {', '.join(DTYPES)}, received {precision!r}")
         for prior in model.priors:
             if periodic and not prior.uses_box:
                 raise ValueError(
@@ -598,10 +636,8 @@ class StaticPotential(Module):
 
 def choose_kernels(kernels: str) -> str:
     """Resolve "auto": fused where numba is installed and torch sees no GPU, for which there are no fused kernels."""
-    if kernels == "auto":
+    if one_of("kernels", kernels, ("auto", *KERNELS)) == "auto":
         return "fused" if available() and not torch.cuda.is_available() else "portable"
-    if kernels not in KERNELS:
-        raise ValueError(f"kernels: expected one of auto, {', '.join(KERNELS)}, received {kernels!r}")
     if kernels == "fused" and not available():
         raise ImportError(
             "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"

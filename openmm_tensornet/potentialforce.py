@@ -11,8 +11,10 @@ import torch
 from openmm import unit
 from torch import Tensor
 
-from .arguments import check_positions, prepare
+from .arguments import prepare
+from .checks import flag, integer
 from .export import Exported
+from .geometry import check_positions
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
 from .potential import Atoms
@@ -57,10 +59,8 @@ class PotentialForce:
         scale_parameter: str | None = None,
         name: str | None = None,
     ):
-        if not isinstance(cuda_graphs, bool):
-            raise TypeError(f"cuda_graphs: expected True or False, received {cuda_graphs!r}")
-        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 10:
-            raise ValueError(f"warmup_steps: expected an integer of at least 10, received {warmup_steps!r}")
+        flag("cuda_graphs", cuda_graphs)
+        warmup_steps = integer("warmup_steps", warmup_steps, 10)
         if scale_parameter is not None and not (isinstance(scale_parameter, str) and scale_parameter.isidentifier()):
             raise ValueError(
                 f"scale_parameter: expected a name of letters, digits and underscores, received {scale_parameter!r}"

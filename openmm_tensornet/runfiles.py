@@ -7,13 +7,13 @@ import io
 import json
 import os
 import struct
+import xml.etree.ElementTree as ElementTree
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .files import replace_file
+from .files import DAMAGED, check_archive, check_file, replace_file
 from .system import tensornet_forces
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ CHECKPOINT_FORMAT = 1
 # Platforms and precisions differ by far less for one geometry, models and total charges by far more.
 RESUME_ENERGY_TOLERANCE = 0.01  # kJ/mol an atom
 DCD_HEADER_BYTES = 276
+# A bond longer than this multiple of its length at the start is broken: the stretching of a C-H bond at 500 K ends near 1.3.
+BROKEN = 1.6
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,19 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
         """Read a checkpoint file; ValueError if it is damaged, foreign or newer than this program."""
+        check_file(path, "the checkpoint of a run")
         try:
             with zipfile.ZipFile(path) as archive:
+                check_archive(archive)
                 checkpoint = cls(
                     json.loads(archive.read("run.json")),
                     archive.read("state.xml").decode(),
                     archive.read("context.bin"),
                 )
             version = checkpoint.run["format"]
-        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError) as error:
+            if version == CHECKPOINT_FORMAT:
+                checkpoint.check()
+        except (*DAMAGED, KeyError, TypeError, SyntaxError) as error:
             raise ValueError(
                 f"{path}: expected the checkpoint of a run, but it is another file or damaged ({error}); "
                 "start a new run"
@@ -122,6 +128,31 @@ class Checkpoint:
                 "resume with the openmm-tensornet that wrote it"
             )
         return checkpoint
+
+    def check(self) -> None:
+        """Refuse what is no checkpoint; KeyError, TypeError, ValueError or SyntaxError (of XML)."""
+        run = self.run
+        expected = {
+            "settings": dict,
+            "seed": int,
+            "platform": dict,
+            "step": int,
+            "potential_energy": float,
+            "frames": int,
+        }
+        for name, kind in (expected | {"sizes": dict}).items():
+            if not isinstance(run[name], kind) or isinstance(run[name], bool):
+                raise TypeError(f"{name} is {run[name]!r}")
+        if not (0 < run["seed"] < 2**31 and run["step"] >= 0 <= run["frames"]):
+            raise ValueError(f"seed {run['seed']}, step {run['step']}, frames {run['frames']}")
+        outputs = {"energies", "trajectory", *(["charges"] if run["settings"].get("charges") else [])}
+        sizes = run["sizes"].values()
+        if set(run["sizes"]) != outputs or any(type(size) is not int or size < 0 for size in sizes):
+            raise ValueError(f"sizes {run['sizes']}")
+        # OpenMM would make whatever object the XML is of, and a PythonForce runs code when it is made.
+        described = ElementTree.fromstring(self.state).get("type")
+        if described != "State":
+            raise ValueError(f"state.xml is a {described}")
 
     @classmethod
     def of(

@@ -19,13 +19,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from .checks import flag, integer, one_of
 from .files import replace_file
-from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import tensornet_forces
-from .units import number_in, positive_in
+from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
+from .system import atom_name, tensornet_forces
+from .units import lengths_in_nm, number_in, positive_in
 
 if TYPE_CHECKING:
     import openmm
+    from numpy.typing import NDArray
     from openmm.app import Simulation, Topology
 
 CSV_COLUMNS = (
@@ -45,6 +47,8 @@ QUENCH_FRICTION, QUENCH_STEPS = 20.0, 1000  # 1/ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
+# A temperature that thermal fluctuations do not reach: see `Sentinels.highest_temperature`.
+RUNAWAY, IMPROBABILITY = 3.0, 50.0
 
 
 class SimulationError(RuntimeError):
@@ -90,6 +94,7 @@ def simulate(
     platform_properties: dict[str, str] | None = None,
     seed: int | None = None,
     charges: bool = False,
+    stop_at_broken_bond: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -109,7 +114,7 @@ def simulate(
     system : openmm.System
         For example from :func:`create_system`.
     positions : (n, 3) array or Quantity
-        In nm. Not used when resuming.
+        In nm. When resuming only bonds are compared with it.
     output : path
         Directory for the files of :class:`RunFiles`.
     time : float or Quantity
@@ -137,6 +142,8 @@ def simulate(
         Of velocities and thermostat; drawn and printed by default.
     charges : bool
         With every frame of the trajectory, write the partial charges that the potential predicts.
+    stop_at_broken_bond : bool
+        Stop the run where a bond of the topology is longer than 1.6 times its length in `positions`.
     resume : bool
         Continue the run in `output`. A run that ended before its first checkpoint is started anew.
     overwrite : bool
@@ -157,10 +164,12 @@ def simulate(
     FileNotFoundError
         If there is nothing to resume.
     SimulationError
-        If energy or positions are not finite. The last good checkpoint is kept.
+        With the step, the frame and the cause, if energy, positions or velocities are not finite (the cause may be that atoms are
+        too close, the box too small, or a list of pairs full), the temperature is far above what fluctuations reach, or a bond
+        is broken and `stop_at_broken_bond` set. The frame is not written, and the last good checkpoint is kept.
     """
-    from openmm import LangevinMiddleIntegrator, OpenMMException, unit
-    from openmm.app import Simulation
+    from openmm import LangevinMiddleIntegrator, OpenMMException, System, unit
+    from openmm.app import Simulation, Topology
 
     time_ps = positive_in("time", time, unit.picosecond)
     timestep_fs = positive_in("timestep", timestep, unit.femtosecond)
@@ -169,12 +178,24 @@ def simulate(
     equilibration_ps = number_in("equilibration_time", equilibration_time, unit.picosecond)
     if equilibration_ps < 0:
         raise ValueError(f"equilibration_time: expected 0 ps or more, received {equilibration_ps:g}")
-    if isinstance(report_interval, bool) or not isinstance(report_interval, int) or report_interval < 1:
-        raise ValueError(f"report_interval: expected a whole number of steps, 1 or more, received {report_interval!r}")
-    if seed is not None and not 0 < seed < 2**31:
-        raise ValueError(f"seed: expected a whole number from 1 to {2**31 - 1}, received {seed!r}")
+    report_interval = integer("report_interval", report_interval, 1)
+    if seed is not None:
+        seed = integer("seed", seed, 1, 2**31 - 1)
+    for name, value in (
+        ("minimize", minimize),
+        ("charges", charges),
+        ("stop_at_broken_bond", stop_at_broken_bond),
+        ("resume", resume),
+        ("overwrite", overwrite),
+        ("quiet", quiet),
+    ):
+        flag(name, value)
     if resume and overwrite:
         raise ValueError("resume, overwrite: expected at most one of them, received both")
+    for name, thing, kind in (("topology", topology, Topology), ("system", system, System)):
+        if not isinstance(thing, kind):
+            raise TypeError(f"{name}: expected an OpenMM {kind.__name__}, received {type(thing).__name__}")
+    positions = lengths_in_nm("positions", positions, (None, 3))
     if not topology.getNumAtoms() == system.getNumParticles() == len(positions):
         raise ValueError(
             "topology, system, positions: expected the same number of atoms, received "
@@ -185,6 +206,8 @@ def simulate(
     say = (lambda _: None) if quiet else partial(print, flush=True)
 
     charges_of = _partial_charges(system) if charges else None
+    bonds = Bonds.of(topology, system, positions) if stop_at_broken_bond else None
+    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds)
     settings = {
         "timestep_fs": timestep_fs,
         "temperature_K": temperature_K,
@@ -219,22 +242,22 @@ def simulate(
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
-            _check_finite(context, evaluate(context), f"{phase}step 0")
+            sentinels.check(context, evaluate(context), f"{phase}step 0")
             files.clear()
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
                 _minimize(simulation)
-                _check_finite(context, evaluate(context), f"{phase}step 0")
+                sentinels.check(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
-            _equilibrate(simulation, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
+            _equilibrate(simulation, sentinels, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
             phase = ""
             _write_pdb(files.start, simulation)
         else:
             checkpoint.restore(context, files, say)
         for _ in range(WARMUP_EVALUATIONS):
             evaluate(context)
-        ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of)
+        ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of, sentinels)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
         raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
@@ -256,14 +279,15 @@ def _produce(
     num_reports: int,
     quiet: bool,
     charges_of: tuple[list[int], Callable[[openmm.Context], Any]] | None,
+    sentinels: Sentinels,
 ) -> float:
     """The production loop: steps, row, frame, charges, checkpoint. Returns ns/day."""
+    from openmm import OpenMMException
     from openmm.app import DCDFile
 
     context, system = simulation.context, simulation.system
     interval, dt = settings["report_interval"], simulation.integrator.getStepSize()
     periodic = system.usesPeriodicBoundaryConditions()
-    dof = _degrees_of_freedom(system)
     columns = (*CSV_COLUMNS, "box_volume_nm3") if periodic else CSV_COLUMNS
     first = 0 if checkpoint is None else checkpoint.run["frames"]
     mode = "w" if checkpoint is None else "r+"
@@ -297,10 +321,15 @@ def _produce(
             save(0, evaluate(context))
         started = saved = perf_counter()
         for report in range(first + 1, num_reports + 1):
-            simulation.step(interval)
-            state = evaluate(context, periodic)
-            _check_finite(context, state, f"step {report * interval}", files)
-            row = _csv_row(report * interval, state, dof, periodic)
+            before = context.createCheckpoint()
+            try:
+                simulation.step(interval)
+                state = evaluate(context, periodic)
+                sentinels.check(context, state, f"step {report * interval}, frame {report}", files)
+            except (OpenMMException, SimulationError):
+                _find_step(simulation, before, report, interval, sentinels, files)
+                raise
+            row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
             energies.write(",".join(row) + "\n")
             trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
             if charges_of is not None:
@@ -352,7 +381,9 @@ def _minimize(simulation: Simulation) -> None:
         integrator.setFriction(friction)
 
 
-def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed: int, quiet: bool) -> None:
+def _equilibrate(
+    simulation: Simulation, sentinels: Sentinels, temperature: float, steps: float, seed: int, quiet: bool
+) -> None:
     """Raise the temperature to `temperature` (K) within `steps`; leaves step count and time at 0."""
     context, integrator = simulation.context, simulation.integrator
     if steps == 0:
@@ -366,28 +397,145 @@ def _equilibrate(simulation: Simulation, temperature: float, steps: float, seed:
                 # New velocities at every stage: half of them goes into the potential within a few fs.
                 context.setVelocitiesToTemperature(target, (seed + stage) % 2**31)
                 simulation.step(stage_steps)
-                _check_finite(context, evaluate(context), f"equilibration, step {context.getStepCount()}")
+                sentinels.check(context, evaluate(context), f"equilibration, step {context.getStepCount()}")
                 bar.update(stage_steps)
     integrator.setTemperature(temperature)
     context.setTime(0)
     context.setStepCount(0)
 
 
-def _check_finite(context: openmm.Context, state: openmm.State, where: str, files: RunFiles | None = None) -> None:
-    """Stop where energy or positions are not finite; the Reference platform itself would go on."""
+def _find_step(
+    simulation: Simulation, before: bytes, report: int, interval: int, sentinels: Sentinels, files: RunFiles
+) -> None:
+    """Repeat the steps from the last report on one by one, and stop where the first one fails: later all is NaN and the cause lost."""
+    from openmm import OpenMMException
+
+    context = simulation.context
+    context.loadCheckpoint(before)
+    for step in range((report - 1) * interval + 1, report * interval + 1):
+        where = f"step {step}, frame {report}"
+        try:
+            simulation.step(1)
+            state = evaluate(context)
+        except OpenMMException as error:
+            raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from None
+        sentinels.check(context, state, where, files)
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """What stops a run.
+
+    Attributes
+    ----------
+    temperature : float
+        Of the thermostat, K.
+    degrees_of_freedom : int
+    bonds : Bonds or None
+        Bonds that must not break.
+    """
+
+    temperature: float
+    degrees_of_freedom: int
+    bonds: Bonds | None
+
+    def check(self, context: openmm.Context, state: openmm.State, where: str, files: RunFiles | None = None) -> None:
+        """SimulationError with the cause, if the state of a context is one that must stop the run."""
+        cause = self._found(state)
+        if cause is not None:
+            raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+
+    def _found(self, state: openmm.State) -> str | None:
+        import numpy as np
+
+        # The Reference platform itself would go on with NaN.
+        energy = state.getPotentialEnergy()._value
+        positions = state.getPositions(asNumpy=True)._value
+        if not np.isfinite(positions).all():
+            return "positions are NaN or infinite (time step too long, or atoms too close)"
+        if not math.isfinite(energy):
+            value = "NaN" if math.isnan(energy) else "infinite"
+            return f"the potential energy is {value} (a geometry that the model cannot evaluate, or atoms too close)"
+        if not math.isfinite(state.getKineticEnergy()._value):
+            return "velocities are NaN or infinite (time step too long)"
+        found, highest = _temperature(state, self.degrees_of_freedom), self.highest_temperature
+        if found > highest:
+            return (
+                f"the temperature is {found:.0f} K, expected at most {highest:.0f} K with a thermostat of {self.temperature:g} K "
+                "(time step too long, a bad start, or a geometry that the model does not know)"
+            )
+        if self.bonds is not None:
+            return self.bonds.broken(positions, state.getPeriodicBoxVectors(asNumpy=True)._value)
+        return None
+
+    @property
+    def highest_temperature(self) -> float:
+        """K; what thermal fluctuations exceed with a probability below exp(−:data:`IMPROBABILITY`), and at least :data:`RUNAWAY` times the
+        thermostat's.
+
+        B. Laurent, P. Massart, Ann. Stat. 28, 1302 (2000), lemma 1: χ² with k degrees of freedom is beyond k + 2√(kx) + 2x with a
+        probability of at most exp(−x).
+        """
+        x = IMPROBABILITY / self.degrees_of_freedom
+        return self.temperature * max(RUNAWAY, 1 + 2 * math.sqrt(x) + 2 * x)
+
+
+@dataclass(frozen=True)
+class Bonds:
+    """The bonds of a topology.
+
+    Attributes
+    ----------
+    labels : list of str
+    index : array of int, shape (2, B)
+    lengths : array, shape (B,)
+        At the start, nm.
+    periodic : bool
+    """
+
+    labels: list[str]
+    index: NDArray
+    lengths: NDArray
+    periodic: bool
+
+    @classmethod
+    def of(cls, topology: Topology, system: openmm.System, positions: NDArray) -> Bonds:
+        """The bonds as they are at `positions` (n, 3), nm."""
+        import numpy as np
+
+        pairs = list(topology.bonds())
+        labels = [f"{atom_name(first)} and {atom_name(second)}" for first, second in pairs]
+        index = np.array([[atom.index for atom in pair] for pair in pairs], dtype=int).reshape(-1, 2).T
+        if not pairs:
+            raise ValueError(
+                "stop_at_broken_bond: expected a topology with bonds, received one without; add bonds (CONECT records in a PDB "
+                "file) or leave it out"
+            )
+        periodic = system.usesPeriodicBoundaryConditions()
+        box = np.array([v._value for v in system.getDefaultPeriodicBoxVectors()])
+        return cls(labels, index, _lengths(positions, index, box if periodic else None), periodic)
+
+    def broken(self, positions: NDArray, box: NDArray) -> str | None:
+        """Which bond is longer than :data:`BROKEN` times its length at the start, the worst one."""
+        found = _lengths(positions, self.index, box if self.periodic else None)
+        worst = int((found / self.lengths).argmax())
+        if found[worst] <= BROKEN * self.lengths[worst]:
+            return None
+        return (
+            f"the bond between {self.labels[worst]} is broken: expected at most {BROKEN:g} times its first length, "
+            f"{self.lengths[worst]:.4f} nm, found {found[worst]:.4f} nm"
+        )
+
+
+def _lengths(positions: NDArray, index: NDArray, box: NDArray | None) -> NDArray:
+    """Distances of pairs of atoms, index of shape (2, P), to the nearest image in a reduced box; nm, shape (P,)."""
     import numpy as np
 
-    energy = state.getPotentialEnergy()._value
-    if not np.isfinite(state.getPositions(asNumpy=True)._value).all():
-        cause = "positions are NaN or infinite (time step too long, or atoms too close)"
-    elif not math.isfinite(energy):
-        value = "NaN" if math.isnan(energy) else "infinite"
-        cause = f"the potential energy is {value} (a geometry that the model cannot evaluate, or atoms too close)"
-    elif not math.isfinite(state.getKineticEnergy()._value):
-        cause = "velocities are NaN or infinite (time step too long)"
-    else:
-        return
-    raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+    vector = positions[index[0]] - positions[index[1]]
+    if box is not None:
+        for k in (2, 1, 0):
+            vector = vector - np.round(vector[:, k : k + 1] / box[k, k]) * box[k]
+    return np.linalg.norm(vector, axis=1)
 
 
 def _cause(context: openmm.Context) -> str:
@@ -402,12 +550,21 @@ def _last_checkpoint(files: RunFiles | None) -> str:
     return f"; the last good checkpoint is {files.checkpoint}"
 
 
+def _temperature(state: openmm.State, degrees_of_freedom: int) -> float:
+    """K."""
+    from openmm import unit
+
+    kinetic = state.getKineticEnergy().value_in_unit(unit.kilojoule_per_mole)
+    gas_constant = unit.MOLAR_GAS_CONSTANT_R.value_in_unit(unit.kilojoule_per_mole / unit.kelvin)
+    return 2 * kinetic / (degrees_of_freedom * gas_constant)
+
+
 def _csv_row(step: int, state: openmm.State, dof: int, periodic: bool) -> list[str]:
     from openmm import unit
 
     potential = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
     kinetic = state.getKineticEnergy().value_in_unit(unit.kilojoule_per_mole)
-    temperature = 2 * kinetic / (dof * unit.MOLAR_GAS_CONSTANT_R.value_in_unit(unit.kilojoule_per_mole / unit.kelvin))
+    temperature = _temperature(state, dof)
     row = [
         str(step),
         f"{state.getTime().value_in_unit(unit.picosecond):.6f}",
@@ -444,7 +601,10 @@ def _choose_platform(
         known = [Platform.getPlatform(i).getName() for i in range(Platform.getNumPlatforms())]
         raise ValueError(f"platform: expected one of {', '.join(known)}, received {name!r}") from None
     # mixed: forces in single precision, but positions and integration in double
-    defaults = {"Precision": "mixed"} if "Precision" in platform.getPropertyNames() else {}
+    names = platform.getPropertyNames()
+    for given in properties or {}:
+        one_of("platform_properties", given, names)
+    defaults = {"Precision": "mixed"} if "Precision" in names else {}
     return platform, {**defaults, **(properties or {})}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from .checks import flag, one_of
 from .units import positive_in
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def force_class(backend: str | None = None) -> Any:
     """
     if backend is None:
         backend = "torch" if find_spec("openmmtorch") else "python"
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, received {backend!r}")
-    return _class_of(backend)
+    return _class_of(one_of("backend", backend, BACKENDS))
 
 
 def _class_of(backend: str) -> Any:
@@ -66,14 +65,15 @@ def atomic_numbers(topology: Topology) -> list[int]:
     for atom in topology.atoms():
         if atom.element is None:
             raise ValueError(
-                f"topology: expected an element for every atom, but {_atom_name(atom)} has none "
+                f"topology: expected an element for every atom, but {atom_name(atom)} has none "
                 "(an extra particle or an unknown symbol); remove it or give it an element"
             )
         numbers.append(atom.element.atomic_number)
     return numbers
 
 
-def _atom_name(atom: Any) -> str:
+def atom_name(atom: Any) -> str:
+    """An atom of a topology, for people."""
     return f"atom {atom.index} ({atom.name} of {atom.residue.name} {atom.residue.id})"
 
 
@@ -133,6 +133,7 @@ def create_system(
 
     if not isinstance(topology, Topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
+    flag("remove_cm_motion", remove_cm_motion)
     masses = _masses(topology, hydrogen_mass)
     force = force_class(backend)(model, topology, box_vectors=box_vectors, **options)
     system = System()
@@ -173,7 +174,7 @@ def _masses(topology: Topology, hydrogen_mass: Any) -> list[float]:
             continue
         if i not in heavy_neighbor:
             raise ValueError(
-                f"hydrogen_mass: expected every hydrogen bonded to a heavy atom, but {_atom_name(atoms[i])} "
+                f"hydrogen_mass: expected every hydrogen bonded to a heavy atom, but {atom_name(atoms[i])} "
                 "is not; add the bond (CONECT records in a PDB file) or leave hydrogen_mass out"
             )
         masses[heavy_neighbor[i]] -= target - masses[i]
@@ -181,7 +182,7 @@ def _masses(topology: Topology, hydrogen_mass: Any) -> list[float]:
     for i in set(heavy_neighbor.values()):
         if masses[i] < target:
             raise ValueError(
-                f"hydrogen_mass: {target:g} would leave {_atom_name(atoms[i])} with {masses[i]:.3f} dalton, "
+                f"hydrogen_mass: {target:g} would leave {atom_name(atoms[i])} with {masses[i]:.3f} dalton, "
                 "less than its hydrogens; choose a smaller value"
             )
     return masses
@@ -197,7 +198,7 @@ def _warn_about_missing_bonds(topology: Topology) -> None:
     if alone and topology.getNumAtoms() > 1:
         warnings.warn(
             f"topology: {len(alone)} of {topology.getNumAtoms()} atoms have no bond (first: "
-            f"{_atom_name(alone[0])}), so OpenMM takes each for a molecule of its own, and a barostat or "
+            f"{atom_name(alone[0])}), so OpenMM takes each for a molecule of its own, and a barostat or "
             "periodic wrapping would tear molecules apart; add bonds (CONECT records in a PDB file)",
             stacklevel=3,
         )

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .checks import array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 AVOGADRO = 6.02214076e23  # 1/mol, exact (SI 2019)
 ELEMENTARY_CHARGE = 1.602176634e-19  # C, exact (SI 2019)
@@ -101,3 +106,22 @@ def positive_in(name: str, value: Any, unit: Any) -> float:
     if number <= 0:
         raise ValueError(f"{name}: expected more than 0 {unit.get_name()}, received {number:g}")
     return number
+
+
+def lengths_in_nm(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
+    """A Quantity (or a list of them), or plain numbers in nm, as an array of float64; None in `shape` is any length.
+
+    TypeError if it is of another kind, ValueError if it has another shape.
+    """
+    from openmm import unit
+
+    try:
+        if unit.is_quantity(value):
+            value = value.value_in_unit(unit.nanometer)
+        else:
+            value = [v.value_in_unit(unit.nanometer) if unit.is_quantity(v) else v for v in value]
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: expected lengths (a Quantity, or numbers in nm), received {type(value).__name__} ({error})"
+        ) from None
+    return array(name, value, shape)

@@ -431,13 +431,14 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "report_interval": 200,
         "platform": None,
         "seed": None,
+        "stop_at_broken_bond": False,
         "resume": False,
         "overwrite": False,
         "quiet": False,
     }
     arguments += "--time 1ns --timestep 1 --temperature 310K --equilibration-time 500fs".split()
     arguments += "--hydrogen-mass 3 --charge -2 --platform CUDA --precision double --seed 7".split()
-    arguments += "--report-interval 50 --output o --resume --quiet --charges --coulomb-cutoff 1.1nm".split()
+    arguments += "--report-interval 50 --output o --resume --quiet --charges --coulomb-cutoff 1.1nm --stop-at-broken-bond".split()
     assert cli.main(arguments) == 0
     del seen["positions"]
     assert seen == {
@@ -454,6 +455,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "report_interval": 50,
         "platform": "CUDA",
         "seed": 7,
+        "stop_at_broken_bond": True,
         "resume": True,
         "overwrite": False,
         "quiet": True,

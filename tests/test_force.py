@@ -304,7 +304,7 @@ class TestArguments:
             ({"atomic_numbers": [8], "precision": "half"}, ValueError, "precision: expected one of single, double, received 'half'"),
             ({"atomic_numbers": [8], "warmup_steps": 3}, ValueError, "at least 10, received 3"),
             ({"atomic_numbers": [8], "cuda_graphs": "yes"}, TypeError, "cuda_graphs: expected True or False"),
-            ({"atomic_numbers": [8], "periodic": 1}, TypeError, "periodic: expected True, False or None, received 1"),
+            ({"atomic_numbers": [8], "periodic": 1}, TypeError, "periodic: expected True or False, received 1"),
             ({"atomic_numbers": [8], "periodic": True}, ValueError, "expected a box with periodic=True, received none"),
             ({"atomic_numbers": [8], "box_vectors": np.eye(3) * 0.8}, ValueError, "twice the cutoff, 0.9 nm, received 0.8 nm"),
             ({"atomic_numbers": [8], "box_vectors": np.eye(2)}, ValueError, r"box_vectors: expected shape \(3, 3\)"),
@@ -324,7 +324,7 @@ class TestArguments:
         [
             ("nowhere.ckpt", FileNotFoundError, "received 'nowhere.ckpt', which does not exist"),
             (["a.ckpt", "b.ckpt"], ValueError, "ensembles are not supported"),
-            (3, TypeError, "expected a path or a TensorNet, received int"),
+            (3, TypeError, "expected a path, a name or a TensorNet, received int"),
         ],
     )
     def test_models_that_are_refused(self, model, error, text):

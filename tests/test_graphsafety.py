@@ -457,3 +457,15 @@ def test_static_potential(model_path):
 
     with pytest.raises(GraphSafetyError):
         check_graph_safety(Reference(), x)
+
+
+def test_an_exported_module_runs_after_its_check(model_path):
+    """The check pretends a GPU; the plan that TorchScript makes for that must not stay with the module."""
+    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.export import compile_potential
+    from openmm_tensornet.potential import Atoms
+
+    exported = compile_potential(load_model(model_path("variants/zero-layers")), Atoms.make([8, 1]))
+    for _ in range(3):
+        energy, forces = exported.module(torch.tensor([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
+        assert torch.isfinite(energy) and torch.isfinite(forces).all()

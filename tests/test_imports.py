@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 # A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
 ORDER = (
     "module",
+    "checks",
     "units",
     "files",
     "tensors",
@@ -34,6 +35,7 @@ ORDER = (
     "kernels.functions",
     "testing",
     "potential",
+    "geometry",
     "export",
     "arguments",
     "potentialforce",
@@ -184,6 +186,37 @@ def test_without_optional_packages_all_but_the_force_works_and_that_says_what_to
             "TensorNetPythonForce needs none of it, only OpenMM 8.5 or newer",
         ):
             assert text in line
+
+
+def test_nothing_is_fetched_unless_a_model_is_asked_for_by_name(model_path):
+    """Importing everything, making a force from a file and from the package, and evaluating it, without any network."""
+    code = (
+        "import socket, sys\n"
+        "def refuse(*_, **__):\n"
+        "    raise AssertionError('a connection was opened')\n"
+        "def watch(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo', 'socket.gethostbyname', 'socket.sendto', 'urllib.Request'):\n"
+        "        refuse()\n"
+        "sys.addaudithook(watch)\n"
+        "import importlib, openmm, openmmml, openmm_tensornet as ot\n"
+        f"for name in {[name for name in MODULES if name not in ('force', 'pythonforce')]!r}:\n"
+        "    importlib.import_module(f'openmm_tensornet.{name}')\n"
+        "from openmm_tensornet.system import force_class\n"
+        "system = openmm.System()\n"
+        "for _ in range(3):\n"
+        "    system.addParticle(1)\n"
+        "system.addForce(force_class()(sys.argv[1], atomic_numbers=[8, 1, 1], kernels='portable'))\n"
+        "context = openmm.Context(system, openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatformByName('Reference'))\n"
+        "context.setPositions([[0, 0, 0], [0.1, 0, 0], [0, 0.1, 0]])\n"
+        "context.getState(energy=True)\n"
+        "assert ot.load_model('alanine-dipeptide-gfn2').elements\n"
+        "try:\n"
+        "    socket.create_connection(('192.0.2.1', 9), 1)\n"
+        "except AssertionError:\n"
+        "    print('and the trap works')\n"
+    )
+    done = run(code, str(model_path("variants/zero-layers")))
+    assert (done.returncode, done.stdout) == (0, "and the trap works\n"), done.stderr
 
 
 def test_unknown_names_are_attribute_errors():

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENMMTORCH = "acellera-openmmtorch-"
@@ -26,6 +27,9 @@ CONDA_ONLY = {"nnpops"}
 MAKE_TARGETS = {
     "help",
     "install",
+    "constraints",
+    "soak",
+    "soak-long",
     "demo",
     "docs",
     "test",
@@ -350,3 +354,29 @@ def test_wheel_runs_where_it_is_installed(distributions, tmp_path):
     (package.parent / "others.pth").write_text("\n".join({paths["purelib"], paths["platlib"]}), encoding="utf-8")
     described = json.loads(run(program, "info", "alanine-dipeptide-gfn2", "--json"))
     assert Path(described["file"]) == package / "models" / "alanine-dipeptide-gfn2.ckpt"
+
+
+def test_constraints_fit_what_setup_cfg_asks_for():
+    """Each package that the default extras name, at a version that they allow."""
+    pinned = {
+        r.name: r for r in parse("\n".join(line for line in read("constraints.txt").splitlines() if line[0] != "#"))
+    }
+    asked = parse(setup_cfg()["options"]["install_requires"]) + extra("cpu") + extra("md") + extra("test")
+    for requirement in asked:
+        (version,) = pinned[canonicalize_name(requirement.name)].specifier
+        assert version.operator == "=="
+        assert version.version in requirement.specifier, requirement
+    assert {str(r.marker) for r in pinned.values()} == {'python_version == "3.11"'}
+
+
+@pytest.mark.parametrize(("extras", "constrained"), [("cpu,md,test", True), ("cuda12,md", False)])
+def test_install_keeps_to_the_constraints(extras, constrained):
+    shown = subprocess.run(
+        ["make", "-n", "-W", "setup.cfg", "install", f"EXTRAS={extras}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in shown.stdout.splitlines() if "pip install" in line and "-e" in line)
+    assert ("-c constraints.txt" in line) == constrained

@@ -245,7 +245,7 @@ class TestAtoms:
             (([1, 1], [0, 1], 1), ValueError, "one charge for each of 2 molecules, received the single number 1"),
             (([1, 1], [0, 1], [1]), ValueError, "each of 2 molecules, received 1"),
             (([1, 1], None, 0.5), ValueError, "whole numbers of elementary charges, received 0.5"),
-            (([1, 1], [0, 3], [0, 0]), ValueError, "below the number of molecules, 2, received 3"),
+            (([1, 1], [0, 3], [0, 0]), ValueError, "below the number of atoms, 2, received 3"),
         ],
     )  # fmt: skip
     def test_refusals(self, arguments, error, text):

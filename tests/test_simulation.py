@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -412,7 +413,7 @@ def test_temperature_counts_the_degrees_of_freedom(alanine):
 
 
 def test_minimisation_and_equilibration_can_be_left_out(alanine, tmp_path):
-    files = run(alanine, tmp_path / "a", minimize=False, equilibration_time=0).files
+    files = run(alanine, tmp_path / "a", minimize=False, equilibration_time=0, temperature=1e5).files
     start = app.PDBFile(str(files.start)).getPositions(asNumpy=True)._value
     np.testing.assert_allclose(start, alanine.getPositions(asNumpy=True)._value, atol=1e-6)
     minimised = run(alanine, tmp_path / "b", equilibration_time=0).files
@@ -524,7 +525,7 @@ def test_progress_bar_on_a_terminal(alanine, tmp_path, monkeypatch, capsys):
 
 def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
     monkeypatch.setattr(app.Simulation, "minimizeEnergy", lambda *_, **__: time.sleep(1))
-    summary = run(alanine, tmp_path)
+    summary = run(alanine, tmp_path, temperature=1e5)
     assert summary.ns_per_day > 0.025e-3 * 86400  # what it would be if the second counted
 
 
@@ -543,9 +544,9 @@ def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
         (
             {"report_interval": 2.5},
             ValueError,
-            "report_interval: expected a whole number of steps.* received 2.5",
+            "report_interval: expected an integer of at least 1, received 2.5",
         ),
-        ({"seed": 0}, ValueError, "seed: expected a whole number from 1 to 2147483647, received 0"),
+        ({"seed": 0}, ValueError, "seed: expected an integer from 1 to 2147483647, received 0"),
         (
             {"platform": "Quantum"},
             ValueError,
@@ -843,7 +844,7 @@ def test_kill_9(alanine, tmp_path):
 def cliff_system(topology):
     """All atoms slide in x; beyond 2 nm the energy is NaN."""
     system = openmm.System()
-    force = openmm.CustomExternalForce("-2000*x + 1e-6*log(2 - x)")
+    force = openmm.CustomExternalForce("-200*x + 1e-6*log(2 - x)")
     for atom in topology.atoms():
         system.addParticle(atom.element.mass)
         force.addParticle(atom.index)
@@ -854,13 +855,16 @@ def cliff_system(topology):
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_nan_stops_the_run(alanine, tmp_path, monkeypatch, platform):
     monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
-    options = dict(minimize=False, equilibration_time=0, report_interval=20, time=2)
-    with pytest.raises(SimulationError, match=r"NaN.*; the last good checkpoint is .*\.zip") as caught:
+    options = dict(minimize=False, equilibration_time=0, report_interval=20, time=2, temperature=2e4)
+    with pytest.raises(
+        SimulationError, match=r"step \d+, frame \d+: .*NaN.*; the last good checkpoint is .*\.zip"
+    ) as caught:
         run(alanine, tmp_path, platform, system=cliff_system(alanine.topology), **options)
     files = simulation.RunFiles.in_directory(tmp_path)
     table = rows(files)
-    step = int(str(caught.value).split(":")[0].removeprefix("step "))
+    step, frame = map(int, re.match(r"step (\d+), frame (\d+):", str(caught.value)).groups())
     assert 0 < int(table[-1]["step"]) < step <= int(table[-1]["step"]) + 20
+    assert frame == len(table) + 1
     assert all(np.isfinite(float(value)) for row in table for value in row.values())
     checkpoint = simulation.Checkpoint.read(files.checkpoint)
     assert checkpoint.run["step"] == int(table[-1]["step"])
@@ -911,3 +915,90 @@ def test_nan_of_the_network_names_its_cause(water, tmp_path, platform):
         SimulationError, match=r"step 0: .*; positions: particle 0 .* and particle 1 .* received 0\.0100 nm"
     ):
         simulate(topology, system, overlapping, output=tmp_path / "b", **options)
+
+
+def stopped(alanine, output, monkeypatch, text, **options):
+    """A run that a sentinel stops: nothing of the frame is written, and the last checkpoint is that before it."""
+    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
+    options = dict(minimize=False, equilibration_time=0, report_interval=5, time=1) | options
+    with pytest.raises(SimulationError, match=text) as caught:
+        run(alanine, output, **options)
+    step, frame = map(int, re.match(r"step (\d+), frame (\d+): ", str(caught.value)).groups())
+    files = simulation.RunFiles.in_directory(output)
+    checkpoint = simulation.Checkpoint.read(files.checkpoint)
+    assert str(caught.value).endswith(f"; the last good checkpoint is {files.checkpoint}")
+    assert len(rows(files)) == checkpoint.run["frames"] == frame - 1 > 0
+    assert checkpoint.run["step"] == (frame - 1) * 5 < step <= frame * 5
+    assert not files.final.exists()
+    # Resuming stops at the same place.
+    with pytest.raises(SimulationError, match=text):
+        run(alanine, output, **options, resume=True)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_temperature_that_runs_away(alanine, tmp_path, monkeypatch, platform):
+    system = spring_system(alanine.topology)
+    system.getForce(0).setEnergyFunction("-500*x")
+    text = r"the temperature is \d{4} K, expected at most 1277 K with a thermostat of 300 K"
+    stopped(alanine, tmp_path, monkeypatch, text, system=system, platform=platform)
+
+
+@pytest.mark.parametrize(("dof", "highest"), [(1, 115), (3, 42.5), (63, 4.37), (6000, 3)])
+def test_temperatures_that_fluctuations_do_not_reach(dof, highest):
+    from scipy.stats import chi2
+
+    sentinels = simulation.Sentinels(1.0, dof, None)
+    assert sentinels.highest_temperature == pytest.approx(highest, rel=0.01)
+    assert chi2.sf(dof * sentinels.highest_temperature, dof) < np.exp(-simulation.IMPROBABILITY)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_a_bond_that_breaks(alanine, tmp_path, monkeypatch, periodic):
+    """Atom 0 is pulled away; with a box its bond leads across the boundary."""
+    system = spring_system(alanine.topology, stiffness=0, periodic=periodic)
+    pull = openmm.CustomExternalForce("-300*x")
+    pull.addParticle(0)
+    system.addForce(pull)
+    positions = alanine.getPositions(asNumpy=True)._value
+    if periodic:
+        positions[0, 0] += 2  # as wrapping may leave it
+    alanine.positions = positions
+    text = (
+        r"the bond between atom 1 \(CH3 of ACE 1\) and atom 0 \(H1 of ACE 1\) is broken: expected at most 1\.6 times its first "
+        r"length, 0\.10\d\d nm, found 0\.1\d\d\d nm"
+    )
+    options = dict(system=system, temperature=1, stop_at_broken_bond=True)
+    monkeypatch.setattr(simulation, "RUNAWAY", 1e9)
+    stopped(alanine, tmp_path / "a", monkeypatch, text, **options)
+    assert run(
+        alanine, tmp_path / "b", **RUN | options | {"stop_at_broken_bond": False, "minimize": False, "time": 0.1}
+    ).steps
+
+
+def test_more_pairs_than_the_list_has_room_for(water, tmp_path, monkeypatch, model_path):
+    """Waters that are drawn together; the run says what was full."""
+    import torch
+
+    from openmm_tensornet import potential
+    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.neighbors import find_pairs
+
+    monkeypatch.setattr(potential, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(simulation, "RUNAWAY", 1e9)
+    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
+    topology, positions = water_topology(8), water[1]
+    model = load_model(model_path("variants/zero-layers"))
+    count = (
+        find_pairs(torch.tensor(positions) * 10, torch.zeros(24, dtype=torch.long), model.cutoff).edge_index.shape[1]
+        // 2
+    )
+    system = create_system(topology, model, positions=positions, max_pairs=count + 40, kernels="portable")
+    pull = openmm.CustomExternalForce("2000*((x-0.6)^2+(y-0.6)^2+(z-0.6)^2)")
+    for k in range(24):
+        pull.addParticle(k)
+    system.addForce(pull)
+    options = dict(RUN, minimize=False, equilibration_time=0, time=1, platform="Reference", output=tmp_path)
+    text = rf"step \d+, frame \d+: .*NaN.*; positions: expected at most {count + 40} pairs closer than the cutoff of 0\.45 nm, found \d+"
+    with pytest.raises(SimulationError, match=text + ".*; the last good checkpoint is"):
+        simulate(topology, system, positions, **options)

@@ -1,0 +1,53 @@
+"""Checks of plain arguments: the value, or an error that says what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False and nothing that merely counts as one: "no" and 0 do too; TypeError otherwise."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, received {value!r}")
+    return value
+
+
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """An integer, also of numpy's, within bounds; ValueError otherwise."""
+    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else value.__index__()
+    if number is None or number < least or (most is not None and number > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected an integer {bounds}, received {value!r}")
+    return number
+
+
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """One of some words; ValueError otherwise."""
+    words = tuple(allowed)
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name}: expected one of {', '.join(words)}, received {value!r}")
+    return value
+
+
+def array(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
+    """Lengths in nm as an array of float64, of a shape in which None is any number; TypeError or ValueError otherwise."""
+    import numpy as np
+
+    if hasattr(value, "value_in_unit"):  # numpy would drop the unit
+        raise TypeError(
+            f"{name}: expected lengths in nm, received a {type(value).__name__}; pass value.value_in_unit(nanometer)"
+        )
+    try:
+        found = np.array(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: expected lengths in nm, received {type(value).__name__} ({error})") from None
+    if found.size and found.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: expected lengths in nm, received {type(value).__name__} of {found.dtype}")
+    if found.ndim != 2 or found.shape[1] != shape[1] or shape[0] not in (None, len(found)):
+        expected = "particles" if shape[0] is None else shape[0]
+        raise ValueError(f"{name}: expected shape ({expected}, {shape[1]}), received {found.shape}")
+    return found.astype(np.float64)
