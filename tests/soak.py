@@ -330,6 +330,9 @@ def mutated_files(count: int, first_seed: int, models: list[Path], folder: Path)
 
     A process that dies or takes longer than :data:`SECONDS` counts as a defect of the file that it was at.
     """
+    repr(
+        (torch.ones(2), torch.ones(2).to_sparse())
+    )  # for a message; torch imports, and evaluates annotations, when it is first asked
     files = originals(folder, models)
     expected: dict[str, set[str]] = {}
     for kind, path in files:
