@@ -43,7 +43,7 @@ CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
 MAX_MINIMIZER_ITERATIONS = 1000
 # Damped enough to lose within some ps what the forces give, and not so much that nothing moves.
-QUENCH_FRICTION, QUENCH_STEPS = 20.0, 1000  # 1/ps
+QUENCH_FRICTION, QUENCH_TIMESTEP, QUENCH_STEPS = 20.0, 0.0005, 1000  # 1/ps and ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
@@ -247,7 +247,7 @@ def simulate(
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
-                _minimize(simulation)
+                minimize_energy(simulation)
                 sentinels.check(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, sentinels, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
@@ -355,30 +355,32 @@ def _partial_charges(system: openmm.System) -> tuple[list[int], Callable[[openmm
     )
 
 
-def _minimize(simulation: Simulation) -> None:
-    """Bring the structure near a minimum of the energy.
+def minimize_energy(simulation: Simulation) -> None:
+    """Bring the structure near a minimum of the energy, also where OpenMM's own minimiser fails.
 
-    OpenMM's minimiser tries a first step of 1 nm in all, whatever the forces. Where that brings atoms so close that a potential
-    is NaN, it is lost; dynamics at 0 K then takes its place. It leaves steps and time to be set back.
+    That one tries a first step of 1 nm in all, whatever the forces. Where this brings atoms so close that the potential is NaN, it is
+    lost, and "Particle coordinate is NaN" is all it says; dynamics at 0 K then takes its place.
+
+    Parameters
+    ----------
+    simulation : openmm.app.Simulation
+        With positions set.
     """
-    from openmm import OpenMMException
+    from openmm import Context, LangevinMiddleIntegrator, OpenMMException
 
-    context, integrator = simulation.context, simulation.integrator
-    start = context.getState(positions=True).getPositions(asNumpy=True)
+    context = simulation.context
+    start = context.getState(positions=True, parameters=True)
     try:
         simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
         lost = not math.isfinite(evaluate(context).getPotentialEnergy()._value)
     except OpenMMException:  # the CPU and CUDA platforms check positions
         lost = True
     if lost:
-        temperature, friction = integrator.getTemperature(), integrator.getFriction()
-        context.setPositions(start)
-        context.setVelocitiesToTemperature(0)
-        integrator.setTemperature(0)
-        integrator.setFriction(QUENCH_FRICTION)
-        integrator.step(QUENCH_STEPS)
-        integrator.setTemperature(temperature)
-        integrator.setFriction(friction)
+        quench = LangevinMiddleIntegrator(0, QUENCH_FRICTION, QUENCH_TIMESTEP)
+        at_rest = Context(simulation.system, quench, context.getPlatform())
+        at_rest.setState(start)
+        quench.step(QUENCH_STEPS)
+        context.setPositions(at_rest.getState(positions=True).getPositions(asNumpy=True))
 
 
 def _equilibrate(

@@ -421,6 +421,22 @@ def test_minimisation_and_equilibration_can_be_left_out(alanine, tmp_path):
     np.testing.assert_allclose(x, np.tile([0.5, 0.3, 0.5], (22, 1)), atol=2e-3)
 
 
+def test_the_model_in_the_package_is_minimised_from_the_example(alanine):
+    """Where OpenMM's minimiser is lost: nothing but positions changes, with any integrator."""
+    system = create_system(alanine.topology, "alanine-dipeptide-gfn2", positions=alanine.positions)
+    reference = openmm.Platform.getPlatformByName("Reference")
+    made = app.Simulation(alanine.topology, system, openmm.VerletIntegrator(0.0005), reference)
+    made.context.setPositions(alanine.positions)
+    made.context.setVelocitiesToTemperature(300, 1)
+    made.step(3)
+    before = made.context.getState(energy=True, velocities=True)
+    simulation.minimize_energy(made)
+    after = made.context.getState(energy=True, velocities=True)
+    assert after.getPotentialEnergy() < before.getPotentialEnergy() - 20 * unit.kilojoule_per_mole
+    assert made.context.getStepCount() == 3 and after.getTime() == before.getTime()
+    np.testing.assert_array_equal(after.getVelocities(asNumpy=True)._value, before.getVelocities(asNumpy=True)._value)
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_a_minimiser_that_is_lost(monkeypatch, alanine, tmp_path, platform):
     """It leaves NaN; the structure is relaxed all the same, and the run has the temperature and friction asked for."""
