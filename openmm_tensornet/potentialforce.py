@@ -126,8 +126,10 @@ class PotentialForce:
         """
         if isinstance(force, cls):
             return force
-        view = cls.__new__(cls)
-        view._describe(view._adopt(force))
+        view = getattr(force, "_view", None)  # a second view would take the place of this one, which may own the object
+        if not isinstance(view, cls):
+            view = cls.__new__(cls)
+            view._describe(view._adopt(force))
         return view
 
     def __copy__(self) -> Self:

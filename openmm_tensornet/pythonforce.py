@@ -67,7 +67,7 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
             pickled = bytes.fromhex(ElementTree.fromstring(openmm.XmlSerializer.serialize(force)).attrib["function"])
         if __name__.encode() not in pickled:
             raise TypeError(f"force: expected a TensorNetPythonForce, received {force.getName()}")
-        self.this, self._view = force.this, force
+        self.this, self._view, force._view = force.this, force, self
         computation = pickle.loads(pickled)
         self._device = computation.device
         return computation.exported

@@ -49,6 +49,8 @@ QUENCH_FRICTION, QUENCH_TIMESTEP, QUENCH_STEPS = 20.0, 0.0005, 1000  # 1/ps and 
 WARMUP_EVALUATIONS = 3
 # A temperature that thermal fluctuations do not reach: see `Sentinels.highest_temperature`.
 RUNAWAY, IMPROBABILITY = 3.0, 50.0
+# What a start that is not at rest gives off: not a fault, and much only beside a thermostat of a few K.
+RELEASED = 300.0  # K
 
 
 class SimulationError(RuntimeError):
@@ -473,13 +475,13 @@ class Sentinels:
     @property
     def highest_temperature(self) -> float:
         """K; what thermal fluctuations exceed with a probability below exp(−:data:`IMPROBABILITY`), and at least :data:`RUNAWAY` times the
-        thermostat's.
+        thermostat's and :data:`RELEASED` above it.
 
         B. Laurent, P. Massart, Ann. Stat. 28, 1302 (2000), lemma 1: χ² with k degrees of freedom is beyond k + 2√(kx) + 2x with a
         probability of at most exp(−x).
         """
         x = IMPROBABILITY / self.degrees_of_freedom
-        return self.temperature * max(RUNAWAY, 1 + 2 * math.sqrt(x) + 2 * x)
+        return max(self.temperature * max(RUNAWAY, 1 + 2 * math.sqrt(x) + 2 * x), self.temperature + RELEASED)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Each part is also a function, a few tries of which are tests (tests/test_soak.py
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import io
 import os
@@ -388,6 +389,7 @@ def _worker(seeds: range, files: list, expected: dict, folder: Path, write: int)
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     sys.dont_write_bytecode = True
     warnings.simplefilter("ignore")
+    faulthandler.disable()  # a crash is counted, and its trace would be taken for one of the tests'
     path = folder / f"mutated-{os.getpid()}"
     sys.addaudithook(_audit)
     try:

@@ -515,6 +515,7 @@ class TestSerialization:
         plain = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(make_force(backend)))
         back = force_class(backend).cast(plain)
         assert force_class(backend).cast(back) is back
+        assert force_class(backend).cast(plain) is back
         del back
         gc.collect()
         assert plain.getForceGroup() == 0

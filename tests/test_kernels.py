@@ -248,11 +248,19 @@ def test_near_pairs_in_no_box(box):
     assert int(found) > 100
 
 
-def test_near_pairs_of_atoms_far_away():
-    x = torch.tensor([[1e300, 0, 0], [1e300, 0.1, 0], [0, 0, 0], [-1e300, -1e300, 1e308]], dtype=torch.float64)
-    molecules = torch.zeros(4, dtype=torch.long)
-    pairs, _, found = torch.ops.openmm_tensornet.near_pairs(x, torch.zeros(0, 3).double(), molecules, 0.5, 10)
-    assert int(found) == 1 and pairs[:, 0].tolist() == [0, 1]
+@pytest.mark.parametrize("size", [1e10, 1e20, 1e300])
+@pytest.mark.parametrize(
+    "box", [np.zeros((0, 3)), np.diag([1.4, 1.3, 1.2]), np.array(TRICLINIC), 3 * np.array(TRICLINIC)]
+)
+def test_near_pairs_of_atoms_far_away(size, box):
+    """Numbers that are too large for an index lead nowhere else."""
+    x = size * torch.randn(500, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    pairs, _, found = torch.ops.openmm_tensornet.near_pairs(
+        x, torch.tensor(box), torch.zeros(500, dtype=torch.long), 0.5, 200_000
+    )
+    assert 0 <= int(found) <= 200_001 and int(pairs.min()) >= 0 and int(pairs.max()) < 500
+    if not len(box):
+        assert int(found) == 0
 
 
 def test_compiling_says_so(tmp_path):

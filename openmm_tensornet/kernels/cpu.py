@@ -44,6 +44,12 @@ event.register("numba:compile", _SayOnce())
 
 
 @_kernel
+def _clamped(place, number):
+    """As an index below `number`, whatever rounding and overflow made of it."""
+    return int(place) if 0 <= place < number else number - 1
+
+
+@_kernel
 def _cells(positions, box, width, cells):
     """Put each atom into a cell at least `width` wide; the number of cells along each direction, 0 where something is not finite.
 
@@ -63,7 +69,7 @@ def _cells(positions, box, width, cells):
             number[k] = max(1, min(extent / width, MOST_CELLS))
             for a in range(positions.shape[0]):
                 place = (positions[a, k] - low[k]) / max(extent, width) * number[k]
-                cells[a, k] = int(place) if place < number[k] else number[k] - 1
+                cells[a, k] = _clamped(place, number[k])
         return number
     ax, bx, by, cx, cy, cz = box[0, 0], box[1, 0], box[1, 1], box[2, 0], box[2, 1], box[2, 2]
     # Distances between opposite faces, from the volume and the faces' areas.
@@ -79,8 +85,7 @@ def _cells(positions, box, width, cells):
         b = (positions[a, 1] - c * cy) / by
         fraction = ((positions[a, 0] - b * bx - c * cx) / ax, b, c)
         for k in range(3):
-            place = (fraction[k] - math.floor(fraction[k])) * number[k]
-            cells[a, k] = int(place) if place < number[k] else number[k] - 1
+            cells[a, k] = _clamped((fraction[k] - np.floor(fraction[k])) * number[k], number[k])
     return number
 
 
