@@ -379,6 +379,9 @@ def minimize_energy(simulation: Simulation) -> None:
         lost = True
     if lost:
         quench = LangevinMiddleIntegrator(0, QUENCH_FRICTION, QUENCH_TIMESTEP)
+        quench.setRandomNumberSeed(
+            1
+        )  # the Reference platform has one stream for all, and a run's is to be the same again
         at_rest = Context(simulation.system, quench, context.getPlatform())
         at_rest.setState(start)
         quench.step(QUENCH_STEPS)

@@ -960,13 +960,14 @@ def test_a_temperature_that_runs_away(alanine, tmp_path, monkeypatch, platform):
     stopped(alanine, tmp_path, monkeypatch, text, system=system, platform=platform)
 
 
-@pytest.mark.parametrize(("dof", "highest"), [(1, 115), (3, 42.5), (63, 4.37), (6000, 3)])
+@pytest.mark.parametrize(("dof", "highest"), [(1, 115_000), (3, 42_500), (63, 4_370), (6000, 3_000)])
 def test_temperatures_that_fluctuations_do_not_reach(dof, highest):
     from scipy.stats import chi2
 
-    sentinels = simulation.Sentinels(1.0, dof, None)
+    sentinels = simulation.Sentinels(1000.0, dof, None)
     assert sentinels.highest_temperature == pytest.approx(highest, rel=0.01)
-    assert chi2.sf(dof * sentinels.highest_temperature, dof) < np.exp(-simulation.IMPROBABILITY)
+    assert chi2.sf(dof * sentinels.highest_temperature / 1000, dof) < np.exp(-simulation.IMPROBABILITY)
+    assert simulation.Sentinels(10.0, 6000, None).highest_temperature == 310
 
 
 @pytest.mark.parametrize("periodic", [False, True])
