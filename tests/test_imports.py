@@ -199,7 +199,7 @@ def test_nothing_is_fetched_unless_a_model_is_asked_for_by_name(model_path):
         "        refuse()\n"
         "sys.addaudithook(watch)\n"
         "import importlib, openmm, openmmml, openmm_tensornet as ot\n"
-        f"for name in {[name for name in MODULES if name not in ('force', 'pythonforce')]!r}:\n"
+        f"for name in {[name for name in MODULES if name not in ('force', 'pythonforce', 'states')]!r}:\n"
         "    importlib.import_module(f'openmm_tensornet.{name}')\n"
         "from openmm_tensornet.system import force_class\n"
         "system = openmm.System()\n"
