@@ -458,9 +458,8 @@ def analyze(
     if found is not None and trajectory.unitcell_lengths is None and len(trajectory.topology.find_molecules()) == 1:
         atoms, charges = found
         masses = np.array([trajectory.topology.atom(i).element.mass for i in atoms])
-        frames = min(
-            len(trajectory), len(charges), len(energies)
-        )  # a run that goes on has written some earlier than others
+        # A run that goes on has written some of them earlier than others.
+        frames = min(len(trajectory), len(charges), len(energies))
         moments = compute_dipole(trajectory.xyz[:frames, atoms], charges[:frames], masses)
         lines.append(f"dipole moment: mean {DEBYE * np.linalg.norm(moments, axis=1).mean():.3g} D")
         figures["dipole"] = plot_dipole(energies["time_ps"][:frames], moments)

@@ -120,16 +120,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"openmm-tensornet {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    simulate = commands.add_parser(
+    def command(name: str, run: Callable, *parents: _Parser, help: str, description: str) -> _Parser:
+        made = commands.add_parser(name, parents=parents, allow_abbrev=False, help=help, description=description)
+        made.set_defaults(run=run)
+        return made
+
+    simulate = command(
         "simulate",
-        parents=[common, potential],
-        allow_abbrev=False,
+        _simulate,
+        common,
+        potential,
         help="molecular dynamics of a structure",
         description="Minimise, equilibrate and run molecular dynamics at constant temperature. "
         "Writes start.pdb, trajectory.dcd, energies.csv, checkpoint.zip and final.pdb, "
         "with --charges also charges.csv.",
     )
-    simulate.set_defaults(run=_simulate)
     simulate.add_argument("--output", metavar="DIR", help="where to write (default: STRUCTURE-md)")
     add_quantity(simulate, "--time", "ps", 10, "length of the run, without preparation")
     add_quantity(simulate, "--timestep", "fs", 0.5, "time step")
@@ -157,40 +162,40 @@ def _parser() -> argparse.ArgumentParser:
     existing.add_argument("--overwrite", action="store_true", help="replace the run in the output directory")
     simulate.add_argument("--quiet", action="store_true", help="no messages, no progress bar")
 
-    export = commands.add_parser(
+    export = command(
         "export",
-        parents=[common, potential],
-        allow_abbrev=False,
+        _export,
+        common,
+        potential,
         help="write a TorchScript file for a structure",
         description="Specialise a model to the atoms of a structure, check it against the reference model, and write the "
         "TorchScript file that OpenMM's TorchForce runs, on any machine.",
     )
-    export.set_defaults(run=_export)
     export.add_argument("--output", metavar="FILE", help="where to write (default: STRUCTURE.pt)")
     export.add_argument("--kernels", choices=("portable", "fused"), default="portable", help="(default: portable)")
     export.add_argument("--overwrite", action="store_true", help="replace an existing file")
     export.add_argument("--json", action="store_true", help="print what the file says of itself as JSON")
 
-    check = commands.add_parser(
+    check = command(
         "check",
-        parents=[common, potential],
-        allow_abbrev=False,
+        _check,
+        common,
+        potential,
         help="check a model on a structure",
         description="Compare what would run with the reference model, prove that a CUDA graph can capture it, and test "
         "symmetries, and forces against differences of the energy. The exit status is 1 if a check fails.",
     )
-    check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="as JSON")
 
-    benchmark = commands.add_parser(
+    benchmark = command(
         "benchmark",
-        parents=[common, potential],
-        allow_abbrev=False,
+        _benchmark,
+        common,
+        potential,
         help="time a structure on this machine",
         description="Time steps of molecular dynamics, on every platform that OpenMM has here or on one, "
         "with the kernels that a force would choose.",
     )
-    benchmark.set_defaults(run=_benchmark)
     add_quantity(benchmark, "--timestep", "fs", 0.5, "time step")
     benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all but Reference)")
     benchmark.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
@@ -199,35 +204,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     benchmark.add_argument("--json", action="store_true", help="as JSON")
 
-    info = commands.add_parser(
+    info = command(
         "info",
-        parents=[common],
-        allow_abbrev=False,
+        _info,
+        common,
         help="what a model file is",
         description="Show the architecture, options, units and sizes of a checkpoint or an exported file.",
     )
-    info.set_defaults(run=_info)
     info.add_argument("file", metavar="MODEL", help=MODEL_HELP)
     info.add_argument("--json", action="store_true", help="as JSON")
 
-    models = commands.add_parser(
+    command(
         "models",
-        parents=[common],
-        allow_abbrev=False,
+        _models,
+        common,
         help="models that are known by name",
         description="List the model in the package, and published ones that are fetched when they are used.",
     )
-    models.set_defaults(run=_models)
 
-    analyze = commands.add_parser(
+    analyze = command(
         "analyze",
-        parents=[common],
-        allow_abbrev=False,
+        _analyze,
+        common,
         help="pictures of a run",
         description="Draw energies, temperature, bond lengths and angles of a run, and for a peptide the map of phi and psi "
         "with the populations of its basins. With --model also runs 2 ps at constant energy and reports the drift.",
     )
-    analyze.set_defaults(run=_analyze)
     analyze.add_argument("directory", metavar="DIR", help="directory of a run of `openmm-tensornet simulate`")
     analyze.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     analyze.add_argument("--charge", type=int, default=0, metavar="N", help="total charge (default: 0)")
@@ -352,7 +354,6 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
 def _export(options: argparse.Namespace) -> None:
     from openmm_tensornet.checkpoint import load_model
     from openmm_tensornet.export import export_torchscript
-    from openmm_tensornet.registry import find_model
 
     output = Path(options.output or f"{Path(options.structure).stem}.pt")
     if output.exists() and not options.overwrite:
@@ -360,7 +361,7 @@ def _export(options: argparse.Namespace) -> None:
             f"--output: {output} exists already; pass --overwrite to replace it or choose another name"
         )
     plain = _plain(*_structure_and_options(options))
-    model = load_model(find_model(options.model))
+    model = load_model(options.model)
     metadata = export_torchscript(
         model, output, periodic=plain["box_vectors"] is not None, kernels=options.kernels, **plain
     )
@@ -377,13 +378,12 @@ def _check(options: argparse.Namespace) -> None:
 
     from openmm_tensornet.checkpoint import load_model
     from openmm_tensornet.potential import Atoms
-    from openmm_tensornet.registry import find_model
     from openmm_tensornet.validation import check_model
 
     plain = _plain(*_structure_and_options(options))
     box = plain["box_vectors"]
     checks, metadata = check_model(
-        load_model(find_model(options.model)),
+        load_model(options.model),
         Atoms.make(plain["atomic_numbers"], None, plain["total_charge"]),
         torch.tensor(plain["positions"], dtype=torch.float64),
         box=None if box is None else torch.tensor(box, dtype=torch.float64),
