@@ -170,7 +170,8 @@ class Session:
         import torch
 
         from openmm_tensornet import load_model
-        from openmm_tensornet.potential import Atoms, choose_coulomb_cutoff, expected_energies_and_forces
+        from openmm_tensornet.atoms import Atoms
+        from openmm_tensornet.potential import choose_coulomb_cutoff, expected_energies_and_forces
 
         structure = load(CASES[case])
         numbers = [atom.element.atomic_number for atom in make_topology(structure).atoms()]

@@ -16,6 +16,7 @@ import torch
 from openmm import unit
 from torch import Tensor
 
+from .atoms import Atoms, check_particles, integers
 from .checkpoint import load_model
 from .checks import flag, integer, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
@@ -23,16 +24,8 @@ from .files import is_torchscript
 from .geometry import check_positions, warn_about_lone_atoms
 from .model import TensorNet
 from .neighbors import check_box
-from .potential import (
-    DTYPES,
-    KERNELS,
-    Atoms,
-    check_particles,
-    choose_coulomb_cutoff,
-    choose_kernels,
-    coulomb_cutoff_of,
-    integers,
-)
+from .potential import DTYPES, KERNELS, choose_coulomb_cutoff, choose_kernels
+from .program import coulomb_cutoff_of
 from .registry import find_model
 from .units import lengths_in_nm, positive_in
 

@@ -376,8 +376,8 @@ def _export(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     import torch
 
+    from openmm_tensornet.atoms import Atoms
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.potential import Atoms
     from openmm_tensornet.validation import check_model
 
     plain = _plain(*_structure_and_options(options))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import __version__
+from .atoms import Atoms, check_particles
 from .checks import array, flag
 from .files import DAMAGED, check_archive, check_file, replace_file
 from .geometry import check_positions
@@ -27,14 +28,8 @@ from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .module import Module
 from .neighbors import check_box
-from .potential import (
-    Atoms,
-    StaticPotential,
-    check_particles,
-    choose_coulomb_cutoff,
-    coulomb_cutoff_of,
-    expected_energies_and_forces,
-)
+from .potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from .program import coulomb_cutoff_of
 from .testing import TOLERANCES, deviation, geometries
 
 FORMAT = "openmm-tensornet"

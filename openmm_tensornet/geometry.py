@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .atoms import Atoms
 from .neighbors import minimum_image
-from .potential import MINIMUM_DISTANCE, Atoms
+from .program import MINIMUM_DISTANCE
 
 COMPARED = 1 << 20  # pairs of atoms at a time
 

@@ -65,7 +65,7 @@ def create_mixed_system(
             f"create_mixed_system needs openmm-ml, which cannot be imported ({error}); install it with `pip install openmmml`"
         ) from error
 
-    from .potential import integers
+    from .atoms import integers
 
     region = integers("atoms", atoms)
     inside = set(region)

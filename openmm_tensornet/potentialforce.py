@@ -12,12 +12,12 @@ from openmm import unit
 from torch import Tensor
 
 from .arguments import prepare
+from .atoms import Atoms
 from .checks import flag, integer
 from .export import Exported
 from .geometry import check_positions
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
-from .potential import Atoms
 
 if TYPE_CHECKING:
     from typing_extensions import Self

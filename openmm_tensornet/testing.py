@@ -12,8 +12,8 @@ from .neighbors import find_pairs, minimum_image
 from .units import KJ_PER_MOL_PER_EV
 
 if TYPE_CHECKING:
+    from .atoms import Atoms
     from .model import TensorNet
-    from .potential import Atoms
 
 
 @dataclass(frozen=True)

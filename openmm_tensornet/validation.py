@@ -13,9 +13,9 @@ import openmm
 import torch
 from torch import Tensor
 
+from .atoms import Atoms
 from .export import Exported, compile_potential
 from .model import TensorNet
-from .potential import Atoms
 from .testing import TABULATION, TOLERANCES
 from .units import KJ_PER_MOL_PER_EV
 

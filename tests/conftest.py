@@ -14,7 +14,7 @@ import openmm
 import pytest
 import torch
 
-from openmm_tensornet.potential import Atoms
+from openmm_tensornet.atoms import Atoms
 
 SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", Path(__file__).parents[1].parent / "shared"))
 KJ_PER_EV = 96.48533212331

@@ -39,12 +39,13 @@ from hypothesis import strategies as st
 from openmm import unit
 
 from openmm_tensornet import runfiles, simulation
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import compile_potential, export_torchscript, load_exported, model_hash
 from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
 from openmm_tensornet.neighbors import CellPairs, Grid, SelectedPairs, find_pairs
-from openmm_tensornet.potential import Atoms, choose_coulomb_cutoff, copy_double
+from openmm_tensornet.potential import choose_coulomb_cutoff, copy_double
 from openmm_tensornet.system import create_system, force_class
 from openmm_tensornet.testing import TOLERANCES, deviation, reference_energy_and_forces
 

@@ -19,9 +19,10 @@ from conftest import VARIANTS
 from openmm import unit
 
 from openmm_tensornet import export, export_torchscript, load_model
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.export import load_exported
 from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.potential import Atoms, copy_double
+from openmm_tensornet.potential import copy_double
 from openmm_tensornet.system import force_class
 from openmm_tensornet.testing import reference_energy_and_forces
 

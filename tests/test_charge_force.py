@@ -13,8 +13,7 @@ from openmm import unit
 from test_force import ENERGY, context_of, evaluate, make_system
 from test_simulation import EXAMPLE, killed_run, run
 
-import openmm_tensornet.potential as potential_module
-from openmm_tensornet import cli
+from openmm_tensornet import cli, program
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
@@ -200,8 +199,8 @@ class TestCoulombCutoff:
 
 def test_more_coulomb_pairs_than_the_list_holds(monkeypatch):
     """Six atoms in a row, made for 0.25 nm apart, then brought closer."""
-    monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
-    monkeypatch.setattr(potential_module, "pair_capacity", lambda *_: 9)
+    monkeypatch.setattr(program, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(program, "pair_capacity", lambda *_: 9)
     row = np.arange(6)[:, None] * np.array([[1.0, 0, 0]])
     force = TensorNetForce(
         small_model(),

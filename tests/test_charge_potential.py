@@ -7,11 +7,13 @@ import pytest
 import torch
 from conftest import ACEFF2, CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, VARIANTS, Case
 
-import openmm_tensornet.potential as potential_module
+from openmm_tensornet import program
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.neighbors import find_pairs
-from openmm_tensornet.potential import Atoms, StaticPotential, choose_coulomb_cutoff, copy_double, coulomb_cutoff_of
+from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, copy_double
+from openmm_tensornet.program import coulomb_cutoff_of
 from openmm_tensornet.testing import TABULATION, packing, reference_energy_and_forces
 
 
@@ -19,8 +21,8 @@ from openmm_tensornet.testing import TABULATION, packing, reference_energy_and_f
 def way(request, monkeypatch):
     """Both ways of summing over pairs, with chunks that do not divide the number of pairs."""
     if request.param == "list":
-        monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
-        monkeypatch.setattr(potential_module, "CHUNK", 60)
+        monkeypatch.setattr(program, "DENSE_ATOMS", 1)
+        monkeypatch.setattr(program, "CHUNK", 60)
     return request.param
 
 
@@ -114,13 +116,13 @@ def test_periodic(kind, cutoff, way):
 
 
 def test_more_coulomb_pairs_than_the_list_holds_is_nan(monkeypatch):
-    monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     atoms, x, box = waters(8, "rectangular")
     model = choose_coulomb_cutoff(load_model(CHARGE_VARIANTS["so3"].checkpoint), True, 0.6)
     count = find_pairs(x, torch.tensor(atoms.molecules), 0.6, box).edge_index.shape[1] // 2
     assert count < 276
     for capacity in (count, count - 1):
-        monkeypatch.setattr(potential_module, "pair_capacity", lambda *_, capacity=capacity: capacity)
+        monkeypatch.setattr(program, "pair_capacity", lambda *_, capacity=capacity: capacity)
         static = StaticPotential(model, atoms, periodic=True, precision="double", tabulate=False, max_pairs=276)
         assert static.rooms[1].capacity == capacity
         energies, forces = static(x, box)

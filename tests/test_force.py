@@ -19,10 +19,12 @@ from openmm.app import Element, Topology
 
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 
+from openmm_tensornet import program
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
-from openmm_tensornet.potential import Atoms, copy_double
+from openmm_tensornet.potential import copy_double
 from openmm_tensornet.testing import reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
@@ -422,9 +424,7 @@ class TestExportedFiles:
                 TensorNetForce(file, atomic_numbers=[8, 1])
 
     def test_a_module_that_disagrees_is_not_written(self, tmp_path, monkeypatch):
-        from openmm_tensornet import potential
-
-        right = potential.StaticNetwork.forward
+        right = program.StaticNetwork.forward
 
         def wrong(self, r, pairs):
             distance, head = right(self, r, pairs)
@@ -432,7 +432,7 @@ class TestExportedFiles:
 
         model = load_model(VARIANTS["zero-layers"].checkpoint)
         path = tmp_path / "wrong.pt"
-        monkeypatch.setattr(potential.StaticNetwork, "forward", wrong)
+        monkeypatch.setattr(program.StaticNetwork, "forward", wrong)
         with pytest.raises(RuntimeError, match="disagrees with the reference model on geometry 'packing 1'"):
             export_torchscript(model, path, atomic_numbers=[8, 1, 1], tabulate=False)
         with pytest.raises(RuntimeError, match="tabulate"):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from openmm_tensornet import load_model
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.graphsafety import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
-from openmm_tensornet.potential import Atoms, StaticPotential
+from openmm_tensornet.potential import StaticPotential
 
 HOST_VALUE = "it copies a value to the host and waits for it"
 SHAPE = "the shape of its result depends on values"
@@ -461,9 +462,9 @@ def test_static_potential(model_path):
 
 def test_an_exported_module_runs_after_its_check(model_path):
     """The check pretends a GPU; the plan that TorchScript makes for that must not stay with the module."""
+    from openmm_tensornet.atoms import Atoms
     from openmm_tensornet.checkpoint import load_model
     from openmm_tensornet.export import compile_potential
-    from openmm_tensornet.potential import Atoms
 
     exported = compile_potential(load_model(model_path("variants/zero-layers")), Atoms.make([8, 1]))
     for _ in range(3):

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 ORDER = (
     "module",
     "checks",
+    "atoms",
     "units",
     "files",
     "tensors",
@@ -34,6 +35,7 @@ ORDER = (
     "kernels.operators",
     "kernels.functions",
     "testing",
+    "program",
     "potential",
     "geometry",
     "export",

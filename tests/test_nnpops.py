@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.export import NNPOPS, compile_potential
 from openmm_tensornet.neighbors import NNPOpsPairs, SelectedPairs, find_pairs, minimum_image
-from openmm_tensornet.potential import Atoms, copy_double
+from openmm_tensornet.potential import copy_double
 from openmm_tensornet.testing import TOLERANCES, deviation, packing, reference_energy_and_forces
 
 INSTALLED = importlib.util.find_spec("NNPOps") is not None

@@ -8,10 +8,13 @@ import torch
 from conftest import CASES, KJ_PER_EV, SMALL, VARIANTS, Case
 
 import openmm_tensornet.potential as potential_module
+from openmm_tensornet import program
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.neighbors import AllPairs, CellPairs, Grid, SelectedPairs, check_box, find_pairs, minimum_image
-from openmm_tensornet.potential import MINIMUM_DISTANCE, Atoms, StaticPotential, copy_double
+from openmm_tensornet.potential import StaticPotential, copy_double
+from openmm_tensornet.program import MINIMUM_DISTANCE
 from openmm_tensornet.testing import (
     TABULATION,
     deviation,
@@ -41,8 +44,8 @@ def evaluate(static: StaticPotential, case: Case) -> tuple[np.ndarray, np.ndarra
 def way(request, monkeypatch):
     """Both ways of summing over pairs, with chunks that do not divide the number of pairs."""
     if request.param == "list":
-        monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
-        monkeypatch.setattr(potential_module, "CHUNK", 100)
+        monkeypatch.setattr(program, "DENSE_ATOMS", 1)
+        monkeypatch.setattr(program, "CHUNK", 100)
     return request.param
 
 
@@ -129,7 +132,7 @@ def test_several_molecules_do_not_see_each_other(model_path):
 
 
 def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
-    monkeypatch.setattr(potential_module, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     case = VARIANTS["zero-layers"]
     x, _ = case.tensors()
     model = load_model(case.checkpoint)

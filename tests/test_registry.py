@@ -35,7 +35,7 @@ def test_the_file_in_the_package(bundled):
 
 def test_energy_is_the_total_energy_of_gfn2(bundled, dipeptide):
     """−896.38 eV by tblite at the example's structure, which is no frame of the training; half a kcal/mol is 0.02 eV."""
-    from openmm_tensornet.potential import Atoms
+    from openmm_tensornet.atoms import Atoms
     from openmm_tensornet.testing import reference_energy_and_forces
 
     atoms = Atoms.make([atom.element.atomic_number for atom in dipeptide.topology.atoms()])

@@ -17,7 +17,7 @@ import openmm
 import pytest
 from openmm import app, unit
 
-from openmm_tensornet import runfiles, simulation
+from openmm_tensornet import program, runfiles, simulation
 from openmm_tensornet.simulation import CSV_COLUMNS, SimulationError, simulate
 from openmm_tensornet.system import create_system
 
@@ -997,11 +997,10 @@ def test_more_pairs_than_the_list_has_room_for(water, tmp_path, monkeypatch, mod
     """Waters that are drawn together; the run says what was full."""
     import torch
 
-    from openmm_tensornet import potential
     from openmm_tensornet.checkpoint import load_model
     from openmm_tensornet.neighbors import find_pairs
 
-    monkeypatch.setattr(potential, "DENSE_ATOMS", 1)
+    monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     monkeypatch.setattr(simulation, "RUNAWAY", 1e9)
     monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
     topology, positions = water_topology(8), water[1]

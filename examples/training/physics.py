@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from openmm_tensornet import create_system
 from openmm_tensornet.analysis import BASINS, compute_basins
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.potential import Atoms
 from openmm_tensornet.testing import reference_energy_and_forces
 from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
 

@@ -1,0 +1,146 @@
+"""The fixed part of what a potential evaluates: atoms, molecules and their charges; and indices of a System's particles."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# More in one potential would take tens of GB.
+MAXIMUM_ATOMS = 20_000
+MAXIMUM_PARTICLES = 10_000_000  # of a System, of which a force sees a part
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """The fixed part of what is evaluated.
+
+    Attributes
+    ----------
+    numbers : tuple of int
+        Atomic number of each atom.
+    molecules : tuple of int
+        Molecule of each atom.
+    charges : tuple of float
+        Total charge of each molecule; its length is the number of molecules (a molecule may be empty).
+    """
+
+    numbers: tuple[int, ...]
+    molecules: tuple[int, ...]
+    charges: tuple[float, ...]
+
+    @classmethod
+    def make(
+        cls,
+        numbers: Sequence[int],
+        molecules: Sequence[int] | None = None,
+        total_charge: float | Sequence[float] = 0,
+        num_molecules: int | None = None,
+    ) -> Atoms:
+        """Check and complete.
+
+        Parameters
+        ----------
+        numbers : sequence of int
+        molecules : sequence of int, optional
+            One molecule by default.
+        total_charge : number or sequence of numbers
+            Of the one molecule, or one for each molecule.
+        num_molecules : int, optional
+            Needed only if the last molecules are empty and `total_charge` is zero.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If lengths or values do not fit.
+        """
+        z = integers("atomic_numbers", numbers)
+        if not z:
+            raise ValueError("atomic_numbers: expected at least one atom, received none")
+        if min(z) < 1:
+            raise ValueError(
+                f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}"
+            )
+        m = integers("molecules", molecules) if molecules is not None else (0,) * len(z)
+        if len(m) != len(z):
+            raise ValueError(f"molecules: expected one index for each of {len(z)} atoms, received {len(m)}")
+        if min(m) < 0:
+            raise ValueError(f"molecules: expected indices of at least 0, received {min(m)}")
+        if max(m) >= len(z):
+            raise ValueError(f"molecules: expected indices below the number of atoms, {len(z)}, received {max(m)}")
+        largest = max(Counter(m).values())
+        if largest > MAXIMUM_ATOMS:
+            raise ValueError(
+                f"atomic_numbers: expected at most {MAXIMUM_ATOMS} atoms that see each other, received {largest}; act on a part "
+                "of them, or mark those that do not see each other by `molecules`"
+            )
+        given = _charges(total_charge) if hasattr(total_charge, "__iter__") else None
+        count = num_molecules if num_molecules is not None else max(max(m) + 1, len(given or ()))
+        if max(m) >= count:
+            raise ValueError(f"molecules: expected indices below the number of molecules, {count}, received {max(m)}")
+        if given is None:
+            (charge,) = _charges([total_charge])
+            if charge != 0 and count > 1:
+                raise ValueError(
+                    f"total_charge: expected one charge for each of {count} molecules, received the single number {charge:g}; "
+                    "pass a list"
+                )
+            given = [charge] * count
+        if len(given) != count:
+            raise ValueError(f"total_charge: expected one charge for each of {count} molecules, received {len(given)}")
+        return cls(z, m, tuple(given))
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """numbers, molecules (int64) and charges (float64)."""
+        return (
+            torch.tensor(self.numbers),
+            torch.tensor(self.molecules),
+            torch.tensor(self.charges, dtype=torch.float64),
+        )
+
+
+def _charges(values: Any) -> list[float]:
+    """Total charges as floats."""
+    if isinstance(values, (str, bytes, dict)):
+        raise TypeError(f"total_charge: expected a number, or one for each molecule, received {values!r}")
+    charges = []
+    for value in values:
+        try:
+            charge = math.nan if isinstance(value, (bool, str)) else float(value)
+        except (TypeError, OverflowError):
+            charge = math.nan
+        if not charge.is_integer():
+            raise ValueError(f"total_charge: expected whole numbers of elementary charges, received {value!r}")
+        charges.append(charge)
+    return charges
+
+
+def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Check a sequence of integers, of numpy's too, and make plain ones of them."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name}: expected a sequence of integers, received {values!r}")
+    values = list(values)
+    for value in values:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", None):
+            raise TypeError(f"{name}: expected integers, received {value!r}")
+    return tuple(value.__index__() for value in values)
+
+
+def check_particles(values: Any) -> list[int]:
+    """Check the indices in the System of a force's atoms."""
+    particles = list(integers("atoms", values))
+    if not particles:
+        raise ValueError("atoms: expected at least one index, received none; leave it out to take all particles")
+    repeated = [a for a, times in Counter(particles).items() if times > 1]
+    if repeated:
+        raise ValueError(f"atoms: expected each index once, received {min(repeated)} more than once")
+    if min(particles) < 0:
+        raise ValueError(f"atoms: expected indices of at least 0, received {min(particles)}")
+    if max(particles) >= MAXIMUM_PARTICLES:
+        raise ValueError(f"atoms: expected indices below {MAXIMUM_PARTICLES}, received {max(particles)}")
+    return particles
