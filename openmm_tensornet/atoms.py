@@ -62,6 +62,11 @@ class Atoms:
         z = integers("atomic_numbers", numbers)
         if not z:
             raise ValueError("atomic_numbers: expected at least one atom, received none")
+        if len(z) > MAXIMUM_ATOMS:
+            raise ValueError(
+                f"atomic_numbers: expected at most {MAXIMUM_ATOMS} atoms, received {len(z)}; act on a part of them, or spread "
+                "replicas over several forces"
+            )
         if min(z) < 1:
             raise ValueError(
                 f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}"
@@ -73,12 +78,6 @@ class Atoms:
             raise ValueError(f"molecules: expected indices of at least 0, received {min(m)}")
         if max(m) >= len(z):
             raise ValueError(f"molecules: expected indices below the number of atoms, {len(z)}, received {max(m)}")
-        largest = max(Counter(m).values())
-        if largest > MAXIMUM_ATOMS:
-            raise ValueError(
-                f"atomic_numbers: expected at most {MAXIMUM_ATOMS} atoms that see each other, received {largest}; act on a part "
-                "of them, or mark those that do not see each other by `molecules`"
-            )
         given = _charges(total_charge) if hasattr(total_charge, "__iter__") else None
         count = num_molecules if num_molecules is not None else max(max(m) + 1, len(given or ()))
         if max(m) >= count:

@@ -476,8 +476,9 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Topologies", "fractional atomic numbers", of_model(atomic_numbers=[8.0, 1.0]), TypeError,
      "atomic_numbers: expected integers, received 8.0"),
     ("Topologies", "10⁵ atoms", of_model(atomic_numbers=NUMBERS * 33334), ValueError,
-     "atomic_numbers: expected at most 20000 atoms that see each other, received 100002; act on a part of them, or mark those that do not "
-     "see each other by `molecules`"),
+     "atomic_numbers: expected at most 20000 atoms, received 100002; act on a part of them, or spread replicas over several forces"),
+    ("Topologies", "10⁵ atoms in replicas", of_model(atomic_numbers=NUMBERS * 33334, molecules=[k // 3 for k in range(100002)]), ValueError,
+     "atomic_numbers: expected at most 20000 atoms, received 100002; act on a part of them, or spread replicas over several forces"),
     ("Topologies", "one atom twice", of_model(atoms=[0, 1, 1]), ValueError,
      "atoms: expected each index once, received 1 more than once"),
     ("Topologies", "no atom of many", of_model(atoms=[]), ValueError,
