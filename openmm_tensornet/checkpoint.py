@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .charges import TensorNet2, TensorNet2Config
 from .checks import flag
-from .files import check_archive, check_file, replace_file
+from .files import check_file, replace_file, rewrite_archive
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
 from .registry import find_model, known_elements
 from .units import ModelUnits
 
+LARGEST_LENGTH = 1e6  # in any unit; its third power is a number still
 # Our parameter names, and what TorchMD-Net calls them (without its leading "model.").
 _NAMES = (
     (r"^rbf\.", "representation_model.distance_expansion."),
@@ -187,11 +189,14 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
     with open(found, "rb") as file:
         data = file.read()
     try:
+        readable = data
         if zipfile.is_zipfile(io.BytesIO(data)):
-            _check_archive(data)
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                _check_kind(archive.infolist())
+                readable = rewrite_archive(archive)
         elif not data.startswith(b"\x80"):  # older versions of torch write pickles
             raise ValueError("neither an archive nor a pickle")
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(readable), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises almost anything on damaged bytes
         if isinstance(error, _NotOne):
             raise ValueError(f"{name}: {error}") from None
@@ -221,13 +226,6 @@ class _NotOne(ValueError):
     """An archive that is something else than one checkpoint."""
 
 
-def _check_archive(data: bytes) -> None:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = archive.infolist()
-        _check_kind(members)
-        check_archive(archive)
-
-
 def _check_kind(members: list[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     if any(n.endswith(".ckpt") for n in names):
@@ -253,6 +251,8 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     for key, value in options.items():
         if key not in _READ and key not in _NO_EFFECT and value is not None and value is not False:
             raise ValueError(f"option {key}={_first_line(repr(value))} is not known and might change the energy")
+        if key not in _NO_EFFECT and any(isinstance(v, Tensor) for v in tree_leaves(value)):
+            raise ValueError(f"{key}: expected numbers, texts, or lists of them, received a tensor")
     outputs = ("Scalar", _COULOMB) if has_charges else ("Scalar",)
     if options.get("output_model") not in outputs:
         raise ValueError(
@@ -314,6 +314,8 @@ def _length(options: dict, name: str) -> float:
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name}: expected a number, received {value!r}")
+    if abs(value) > LARGEST_LENGTH:
+        raise ValueError(f"{name}: expected a length of at most {LARGEST_LENGTH:g}, received {value:g}")
     return float(value)
 
 

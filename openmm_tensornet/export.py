@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from . import __version__
 from .atoms import Atoms, check_particles
 from .checks import array, flag
-from .files import DAMAGED, check_archive, check_file, replace_file
+from .files import DAMAGED, check_file, replace_file, rewrite_archive
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
 from .model import TensorNet
@@ -540,13 +540,17 @@ def read_metadata(path: str | os.PathLike) -> dict:
     ValueError
         If the file is damaged, was not written by this package, or is of a newer format.
     """
-    name = os.fspath(path)
+    return _read(os.fspath(path))[0]
+
+
+def _read(name: str) -> tuple[dict, bytes]:
+    """Metadata, and the file as it may be given to PyTorch."""
     if not os.path.lexists(name):
         raise FileNotFoundError(f"{name}: expected an exported TensorNet file, which does not exist")
     check_file(name, "an exported TensorNet file")
     try:
         with zipfile.ZipFile(name) as archive:
-            check_archive(archive)
+            content = rewrite_archive(archive)
             members = archive.namelist()
             described = [n for n in members if n.endswith("/extra/metadata.json")]
             text = archive.read(described[0]) if described else None
@@ -568,7 +572,7 @@ def read_metadata(path: str | os.PathLike) -> dict:
         raise ValueError(
             f"{name}: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again"
         )
-    return parse_metadata(text.decode("utf-8", "replace"), name)
+    return parse_metadata(text.decode("utf-8", "replace"), name), content
 
 
 def parse_metadata(text: str, name: str) -> dict:
@@ -590,12 +594,12 @@ def parse_metadata(text: str, name: str) -> dict:
 
 def load_exported(path: str | os.PathLike) -> Exported:
     """Load an exported file; raises ValueError as :func:`read_metadata`."""
-    metadata = read_metadata(path)
+    metadata, content = _read(os.fspath(path))
     try:
         for module in (FUSED, NNPOPS):
             if module in metadata["needs_imports"]:
                 importlib.import_module(module)
-        module = torch.jit.load(os.fspath(path), map_location="cpu")
+        module = torch.jit.load(io.BytesIO(content), map_location="cpu")
     except Exception as error:
         raise ValueError(
             f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded ({error})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 import zlib
@@ -49,7 +50,7 @@ def check_file(path: str | os.PathLike, expected: str) -> None:
 def check_archive(archive: zipfile.ZipFile) -> None:
     """BadZipFile for an archive with a member that is damaged or there twice, or with members too large in all.
 
-    PyTorch's reader does not compare checksums. Members are read in pieces, up to the size that they declare.
+    Members are read in pieces, up to the size that they declare.
     """
     members = archive.infolist()
     size = sum(member.file_size for member in members)
@@ -63,6 +64,19 @@ def check_archive(archive: zipfile.ZipFile) -> None:
     damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"checksum of the member {damaged!r} is wrong")
+
+
+def rewrite_archive(archive: zipfile.ZipFile) -> bytes:
+    """The archive written anew after :func:`check_archive`, for PyTorch.
+
+    Its reader does not compare checksums, and takes other fields of the archive's directory at their word than Python's does.
+    """
+    check_archive(archive)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as new:
+        for name in archive.namelist():
+            new.writestr(zipfile.ZipInfo(name), archive.read(name))
+    return buffer.getvalue()
 
 
 def is_torchscript(path: str | os.PathLike) -> bool:

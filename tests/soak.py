@@ -199,7 +199,7 @@ class Edit(Damage):
             value = state[name]
             ways: tuple[Callable[[], Any], ...] = (
                 lambda: value.double(), lambda: value.half(), lambda: value.long(), lambda: value.flatten(), lambda: value.unsqueeze(0),
-                lambda: value * float("nan"), lambda: value * 1e38 * 1e38, lambda: value[..., :1], lambda: None, lambda: 3.0,
+                lambda: value * float("nan"), lambda: value * 1e38 * 1e38, lambda: value.flatten()[:1], lambda: None, lambda: 3.0,
                 lambda: value.to(torch.bfloat16), lambda: value.to(torch.complex64), lambda: value.to_sparse() if value.dim() else value,
                 lambda: torch.empty(0), lambda: value.expand(1, *value.shape), lambda: torch.zeros(1).expand(value.shape),
             )  # fmt: skip
