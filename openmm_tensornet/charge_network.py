@@ -313,9 +313,8 @@ class ChargeNetwork(StaticNetwork):
             self.register_buffer(f"charge_in_{index}", torch.cat((receiver, sender), dim=1).to(dtype))
             self.register_buffer(f"charge_bias_{index}", torch.cat((bias, torch.zeros_like(bias))).to(dtype))
 
-    def forward(self, r: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:  # type: ignore[override]
-        """Distances, shape (P,), head outputs, shape (A,), and the charges, (A, K), of the embedding and each layer."""
-        distance, unit = self.operators.direction(r)
+    def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, list[Tensor]]:  # type: ignore[override]
+        """Head outputs, shape (A,), and the charges, (A, K), of the embedding and each layer; arguments as in StaticNetwork."""
         x, weights = self.sums(distance, unit, pairs)
         x = self._embed(x, normalize=False)
         charges = [self._predict(0, x)]
@@ -324,7 +323,7 @@ class ChargeNetwork(StaticNetwork):
             receiver, sender = terms.chunk(2, dim=1)
             x = self._interact(k, self.operators.normalize(x), (weight, receiver, sender), normalize=False)
             charges.append(self._predict(k + 1, x))
-        return distance, self._read(x), charges
+        return self._read(x), charges
 
     def _predict(self, index: int, x: Tensor) -> Tensor:
         """Charges, shape (A, K)."""

@@ -89,22 +89,38 @@ class _ByPart(torch.autograd.Function):
         return zeros.index_add(1, part, gradients[0]), None, None
 
 
-class _Direction(torch.autograd.Function):
-    """Distance and unit vector of pair vectors, shape (P, 3)."""
+class _Geometry(torch.autograd.Function):
+    """Distance and unit vector of pairs, (P,) and (P, 3), from their vectors; backward gives the gradient by the positions."""
 
     @staticmethod
-    def forward(ctx, r: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx, positions: Tensor, pairs: Tensor, r: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
         distance = torch.linalg.vector_norm(r, dim=-1)
         unit = r / distance.unsqueeze(-1)
-        ctx.save_for_backward(distance, unit)
+        ctx.save_for_backward(distance, unit, pairs, zeros)
         return distance, unit
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        distance, unit = ctx.saved_tensors
+        distance, unit, pairs, zeros = ctx.saved_tensors
         across = gradients[1] / distance.unsqueeze(-1)
         along = torch.baddbmm(gradients[0].view(-1, 1, 1), unit.unsqueeze(1), across.unsqueeze(2), alpha=-1)
-        return torch.addcmul(across, unit, along.squeeze(2))
+        g = torch.addcmul(across, unit, along.squeeze(2)).double()
+        i, j = pairs.unbind(0)
+        return zeros.index_add(0, i, g).index_add(0, j, g, alpha=-1), None, None, None
+
+
+class _Linear(torch.autograd.Function):
+    """x itself, and x times the weights, (9, A, F) each: the gradients of both uses are added by the matrix product."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(weight)
+        return x.view_as(x), torch.bmm(x, weight)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        (weight,) = ctx.saved_tensors
+        return torch.baddbmm(gradients[0], gradients[1], weight.mT), None
 
 
 class PortableOperators(Module):
@@ -116,20 +132,25 @@ class PortableOperators(Module):
     charge : Tensor of float64, shape (A,)
         Total charge of each slot's molecule.
     dtype : torch.dtype
+    atoms : int
+        Atoms N, which may be fewer than slots A.
+    far : float
+        nm; distance of a pair of an atom with itself, which stands for none. (Its vector says so too, where there are vectors.)
     """
 
-    def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype, atoms: int, far: float):
         super().__init__()
         self.group = model.config.group
+        self.activation: Any = model.activation
         sizes = torch.tensor(tensors.PART_SIZES)
         part = torch.arange(3).repeat_interleave(sizes)
-        table = tensors.product_table()  # (a, b, c)
-        pair_table = table + table.transpose(0, 1) if self.group == "O(3)" else 2 * table.transpose(0, 1)
-        square_table = (table + table.transpose(0, 1)) / 2
+        pair_table = tensors.layer_table(self.group == "O(3)")
+        square_table = tensors.square_table()
         collect = torch.zeros(3, 9, dtype=torch.float64)
         collect[part, torch.arange(9)] = 1.0
         collect[0] *= 3 * tensors.ONE_THIRD
         self.charged = bool((charge != 0).any())
+        self.register_buffer("no_forces", torch.zeros(atoms, 3, dtype=torch.float64))
         self.register_buffer("part", part)
         self.register_buffer("zeros", torch.zeros(len(charge), 3, model.config.embedding_dimension, dtype=dtype))
         self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
@@ -137,15 +158,11 @@ class PortableOperators(Module):
         self.register_buffer("collect", collect.to(dtype))
         self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
 
-    def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances, shape (P,), and unit vectors, shape (P, 3), of vectors, shape (P, 3)."""
-        return _Direction.apply(r)
-
-    def pair_forces(self, pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
-        """Forces of pairs, shape (P, 3), on their first atoms, and the opposite on their second ones, added to `start`, (N, 3)."""
-        i, j = pairs.unbind(0)
-        forces = forces.double()
-        return start.index_add(0, i, forces).index_add(0, j, forces, alpha=-1)
+    def geometry(self, positions: Tensor, box: Tensor | None, pairs: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances, shape (P,), and unit vectors, shape (P, 3), of pairs, given their vectors; differentiable by the positions."""
+        # Cast after the subtraction; an operator also where the dtypes agree while tracing.
+        r = torch.ops.aten._to_copy(vectors, dtype=self.collect.dtype)
+        return _Geometry.apply(positions, pairs, r, self.no_forces)
 
     def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         """Σ_j scale_ij weight_ij ⊙ Y_j over the n slots j of i's block; (9, A, F), weights (A, n, 3, F), scale (A, n)."""
@@ -163,8 +180,8 @@ class PortableOperators(Module):
         return x, _layer_norm(norm, weight, bias)
 
     def gate(self, x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
-        """x times its part's gate, gates of shape (A, 3F), divided by ‖·‖²+1 on demand."""
-        gates = _ByPart.apply(gates.unflatten(-1, (3, -1)), self.part, self.zeros)
+        """x times its part's gate, the activated `gates` of shape (A, 3F), divided by ‖·‖²+1 on demand."""
+        gates = _ByPart.apply(self.activation(gates).unflatten(-1, (3, -1)), self.part, self.zeros)
         x = x * gates.transpose(0, 1)
         return _Normalize.apply(x) if normalize else x
 
@@ -172,8 +189,9 @@ class PortableOperators(Module):
         """x/(‖x‖²+1)."""
         return _Normalize.apply(x)
 
-    def product(self, y: Tensor, m: Tensor) -> Tensor:
-        """P/(‖P‖²+1) of P = (1+0.1q)(YM+MY), or 2YM in SO(3)."""
+    def interact(self, sums: Any, weight: Any, y: Tensor) -> Tensor:
+        """P/(‖P‖²+1) of P = (1+0.1q)(YM+MY), or 2MY in SO(3), where M is the message of Y."""
+        m = sums.message(weight, y)
         outer = (y.unsqueeze(1) * m.unsqueeze(0)).flatten(0, 1)
         p = torch.mm(self.pair_table, outer.flatten(1)).view(y.shape)
         if self.charged and self.group == "O(3)":
@@ -190,6 +208,10 @@ class PortableOperators(Module):
         """LayerNorm of (3I², ‖A‖², ‖S‖²), shape (A, 3F)."""
         norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
         return _layer_norm(norms.transpose(0, 1).flatten(1), weight, bias)
+
+    def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Last linear layer, shape (A,), of the activated h, shape (A, H)."""
+        return torch.addmm(bias, self.activation(h), weight).squeeze(-1)
 
 
 class StaticNetwork(Module):
@@ -224,37 +246,39 @@ class StaticNetwork(Module):
             self.register_buffer(f"tensor_out_{k}", linears(layer.tensor[3:]))
         self.readout: Any = _affines((model.out_norm, model.out, *model.head), dtype)
 
-    def forward(self, r: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances, shape (P,), and head outputs, shape (A,), of pair vectors in nm, shape (P, 3), and pairs, (2, P)."""
-        distance, unit = self.operators.direction(r)
+    def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> Tensor:
+        """Head outputs, shape (A,), of pairs: distances in nm, (P,), unit vectors, (P, 3), and atoms, (2, P)."""
         x, weights = self.sums(distance, unit, pairs)
         x = self._embed(x, normalize=self.num_layers > 0)
         for k, weight in enumerate(weights):
             x = self._interact(k, x, weight, normalize=k + 1 < self.num_layers)
-        return distance, self._read(x)
+        return self._read(x)
 
     def _embed(self, x: Tensor, normalize: bool) -> Tensor:
         """From the sums over neighbours, (9, A, F), to the atoms' tensors, (9, A, F)."""
         norm, *linears = self.gates
         x, gates = self.operators.norm_features(x, *norm)
-        for weight, bias in linears:
-            gates = self.activation(torch.addmm(bias, gates, weight))
+        gates = self._perceptron(gates, linears)
         return self.operators.gate(torch.bmm(x, self.embedding_tensor), gates, normalize)
 
     def _interact(self, k: int, x: Tensor, weight: Any, normalize: bool) -> Tensor:
         """Layer k, from normalised tensors and what its message needs; the result is normalised for another layer."""
-        y = torch.bmm(x, getattr(self, f"tensor_in_{k}"))
-        p = self.operators.product(y, self.sums.message(weight, y))
+        x, y = _Linear.apply(x, getattr(self, f"tensor_in_{k}"))
+        p = self.operators.interact(self.sums, weight, y)
         d = torch.bmm(p, getattr(self, f"tensor_out_{k}"))
         return self.operators.plus_square(x, d, normalize)
 
     def _read(self, x: Tensor) -> Tensor:
         """Head outputs, shape (A,)."""
-        norm, *linears, (weight, bias) = self.readout
-        h = self.operators.part_features(x, *norm)
-        for w, b in linears:
-            h = self.activation(torch.addmm(b, h, w))
-        return torch.addmm(bias, h, weight).squeeze(-1)
+        norm, *linears, last = self.readout
+        h = self._perceptron(self.operators.part_features(x, *norm), linears)
+        return self.operators.head(h, *last)
+
+    def _perceptron(self, h: Tensor, linears: Any) -> Tensor:
+        """Linear layers with the activation between them; that of the last one is left to what takes the result."""
+        for k, (weight, bias) in enumerate(linears):
+            h = torch.addmm(bias, h if k == 0 else self.activation(h), weight)
+        return h
 
 
 class _Affine(Module):

@@ -109,7 +109,9 @@ class StaticPotential(Module):
             )
         reference = copy_double(model)
         self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
-        finder = "nnpops" if nnpops_fits() else "fused" if self.fused else "torch"
+        # Of the operators, the one that lists pairs is for CPUs alone.
+        on_cpu = self.fused and not torch.cuda.is_available()
+        finder = "nnpops" if nnpops_fits() else "fused" if on_cpu else "torch"
         self.rooms = choose_rooms(model, atoms, max_pairs, check, finder)
         self.capacity, self.grid, self.finder = self.rooms[0]
         self.tabulation: dict | None = None
@@ -190,12 +192,13 @@ class StaticPotential(Module):
 
 
 def choose_kernels(kernels: str) -> str:
-    """Resolve "auto": fused where numba is installed and torch sees no GPU, for which there are no fused kernels."""
+    """Resolve "auto": fused where numba is installed and torch sees no GPU, on which the fused kernels have not been measured."""
     if one_of("kernels", kernels, ("auto", *KERNELS)) == "auto":
         return "fused" if available() and not torch.cuda.is_available() else "portable"
     if kernels == "fused" and not available():
         raise ImportError(
-            "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"
+            "kernels: 'fused' needs numba, and on a GPU triton, and one is not installed; run `pip install numba triton`, or pass "
+            "kernels='portable'"
         )
     return kernels
 

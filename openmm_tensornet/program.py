@@ -147,7 +147,7 @@ class StaticProgram(Module):
             slot_z[places] = z
             species = _pair_species(model, slot_z.view(-1, n), occupied).to(dtype)
             slots = places[pairs.index]  # type: ignore[index]
-            operators = operators_of(model, factor_charges.repeat_interleave(n), dtype)
+            operators = operators_of(model, factor_charges.repeat_interleave(n), dtype, len(z), 2 * self.cutoff)
             if isinstance(model, TensorNet2):
                 if fused:
                     spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
@@ -158,7 +158,7 @@ class StaticProgram(Module):
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
             slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
         else:
-            operators = operators_of(model, factor_charges[molecules], dtype)
+            operators = operators_of(model, factor_charges[molecules], dtype, len(z), 2 * self.cutoff)
             if isinstance(model, TensorNet2):
                 if fused:
                     embedding = FusedSums(radial[0], receiver, sender, own[0])
@@ -207,32 +207,29 @@ class StaticProgram(Module):
         self.register_buffer("head_seed", -atom_weight.to(dtype))
         self.register_buffer("pair_seed", torch.tensor(-kj, dtype=dtype))
         self.register_buffer("pair_weight", torch.tensor(kj, dtype=torch.float64))
-        self.register_buffer("no_force", torch.zeros(len(z), 3, dtype=torch.float64))
         self.per_nm = 1 / units.nm_per_length
         self.priors: Any = nn.ModuleList(p for p in model.priors if p.cutoff > 0).to(dtype)
         self.register_buffer("z", z)
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, ...]:
         """Energies, shape (M,), kJ/mol, forces, shape (N, 3), kJ/mol/nm, and, where there are any, partial charges, shape (N,)."""
+        geometry = self.network.operators.geometry  # type: ignore[union-attr]
         with torch.no_grad():
             found = [pair_list(positions, box) for pair_list in self.lists]
-            # Subtracted in the dtype they arrive in, then cast; an operator also where the dtypes agree while tracing.
-            vectors = [torch.ops.aten._to_copy(vector, dtype=self.dtype) for _, vector, _ in found]
-        for r in vectors:
-            r.requires_grad_(True)
-        pairs = found[0][0]
-        distance, head, *charges = self.network(vectors[0], pairs)
+        x = positions.detach().double().requires_grad_(True)  # float64, as the forces are
+        distances, units = zip(*(geometry(x, box, pairs, r) for pairs, r, _ in found), strict=True)  # type: ignore[operator]
+        pairs, distance, charges = found[0][0], distances[0], None
+        head = self.network(distance, units[0], pairs)
+        if isinstance(self.network, ChargeNetwork):
+            head, charges = head
         if self.coulomb is not None:
-            if len(found) == 1:
-                head = head + self.coulomb(charges[0], distance, self.slots)
-            else:
-                head = head + self.coulomb(charges[0], torch.linalg.vector_norm(vectors[1], dim=1), found[1][0])
+            head = head + self.coulomb(charges, distances[-1], self.slots if len(found) == 1 else found[1][0])
         pair_energy = self._pair_energy(distance, pairs)
         if pair_energy is None:
-            forces_of_pairs = torch.autograd.grad(head, vectors, self.head_seed)
+            (forces,) = torch.autograd.grad(head, x, self.head_seed)
         else:
             seeds = (self.head_seed, self.pair_seed.expand(pair_energy.shape))
-            forces_of_pairs = torch.autograd.grad((head, pair_energy), vectors, seeds)
+            (forces,) = torch.autograd.grad((head, pair_energy), x, seeds)
         with torch.no_grad():
             energy = self._add(self.constant, self.slot_molecules, head.double(), self.atom_weight)
             if pair_energy is not None:
@@ -247,15 +244,12 @@ class StaticProgram(Module):
             if box is not None:
                 # A box below twice the cutoff would miss pairs.
                 energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
-            forces = self.no_force
-            for (listed, _, _), force in zip(found, forces_of_pairs, strict=True):
-                forces = self.network.operators.pair_forces(listed, force, forces)  # type: ignore[union-attr,operator]
             # Zero times the energy: whatever makes it NaN makes all forces NaN.
             total = energy if self.num_molecules == 1 else energy.sum()
             forces = torch.add(forces, total, alpha=0)
-            if not charges:
+            if charges is None:
                 return energy, forces
-            last = charges[0][-1].index_select(0, self.places).double()
+            last = charges[-1].index_select(0, self.places).double()
             partial = mean_charges(last, self.molecules, self.total_charge)
             return energy, forces, torch.add(partial, total, alpha=0)
 

@@ -97,3 +97,16 @@ def product_table() -> Tensor:
     """Table T with (XY)_c = Σ_ab T[a, b, c] X_a Y_b in the basis of :func:`basis`; float64."""
     b = basis()
     return torch.einsum("aik,bkj,cij->abc", b, b, b)
+
+
+def layer_table(both: bool) -> Tensor:
+    """As :func:`product_table`, of YM+MY (in O(3)) or 2MY (in SO(3))."""
+    table = product_table()
+    turned = table.transpose(0, 1)
+    return table + turned if both else 2 * turned
+
+
+def square_table() -> Tensor:
+    """As :func:`product_table`, of XX: symmetric in its factors."""
+    table = product_table()
+    return (table + table.transpose(0, 1)) / 2

@@ -551,7 +551,11 @@ REFUSED = [
         r"expected 0 <= cutoff_lower < cutoff_upper, received -1\.0 and 4\.5",
     ),
     ("cutoff NaN", option(cutoff_upper=float("nan")), r"cutoff_upper, received 0\.0 and nan"),
-    ("cutoff infinite", option(cutoff_upper=float("inf")), r"cutoff_upper: expected a length of at most 1e\+06, received inf"),
+    (
+        "cutoff infinite",
+        option(cutoff_upper=float("inf")),
+        r"cutoff_upper: expected a length of at most 1e\+06, received inf",
+    ),
     (
         "cutoff beyond all lengths",
         option(cutoff_upper=1e300),

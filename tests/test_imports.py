@@ -32,6 +32,7 @@ ORDER = (
     "flatten",
     "kernels.definitions",
     "kernels.cpu",
+    "kernels.cuda",
     "kernels.operators",
     "kernels.functions",
     "testing",
@@ -56,7 +57,18 @@ ORDER = (
 )
 SUBPACKAGES = ("kernels",)
 # Not installed everywhere, or slow to import.
-OPTIONAL = ("openmmtorch", "mdtraj", "openmmml", "matplotlib", "tqdm", "NNPOps", "numba", "huggingface_hub", "rdkit")
+OPTIONAL = (
+    "openmmtorch",
+    "mdtraj",
+    "openmmml",
+    "matplotlib",
+    "tqdm",
+    "NNPOps",
+    "numba",
+    "triton",
+    "huggingface_hub",
+    "rdkit",
+)
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")

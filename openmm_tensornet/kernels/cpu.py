@@ -14,6 +14,8 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
+from .. import tensors
+
 # NaN must stay NaN, so not all of fastmath.
 _kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
 EPSILON = 1e-5  # of LayerNorm
@@ -110,7 +112,17 @@ def _by_cell(cells, number, begin, order):
 
 
 @_kernel
-def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, found):
+def _nearest(x, y, z, box, by_a, by_b, by_c):
+    """Nearest image; c, b, a, since each vector of a reduced box only has components up to its own."""
+    turns = np.rint(z * by_c)
+    x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
+    turns = np.rint(y * by_b)
+    x, y = x - turns * box[1, 0], y - turns * box[1, 1]
+    return x - np.rint(x * by_a) * box[0, 0], y, z
+
+
+@_kernel
+def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found):
     periodic = box.shape[0] == 3
     by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
     cells = np.empty((positions.shape[0], 3), np.int64)
@@ -138,39 +150,78 @@ def near_pairs(positions, box, molecules, cutoff, capacity, pairs, vectors, foun
                         x = positions[i, 0] - positions[j, 0]
                         y = positions[i, 1] - positions[j, 1]
                         z = positions[i, 2] - positions[j, 2]
-                        if periodic:  # c, b, a, since each vector of a reduced box only has components up to its own
-                            turns = np.rint(z * by_c)
-                            x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
-                            turns = np.rint(y * by_b)
-                            x, y = x - turns * box[1, 0], y - turns * box[1, 1]
-                            x = x - np.rint(x * by_a) * box[0, 0]
+                        if periodic:
+                            x, y, z = _nearest(x, y, z, box, by_a, by_b, by_c)
                         if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN, of an overflow, is near
                             if count < capacity:
                                 pairs[0, count], pairs[1, count] = i, j
-                                vectors[count, 0], vectors[count, 1], vectors[count, 2] = x, y, z
                             count += 1
     for p in range(count, capacity):
         pairs[0, p] = pairs[1, p] = 0
-        vectors[p, 0], vectors[p, 1], vectors[p, 2] = 2 * cutoff, 0, 0
     found[0] = count if finite else capacity + 1
 
 
 @_kernel
-def direction(r, distance, unit):
-    for p in range(r.shape[0]):
-        x, y, z = r[p, 0], r[p, 1], r[p, 2]
+def by_atom(pairs, atoms, result):
+    entries = result[atoms + 1 :]
+    result[: atoms + 1] = 0
+    for p in range(pairs.shape[1]):
+        i, j = pairs[0, p], pairs[1, p]
+        if i != j:
+            result[i + 1] += 1
+            result[j + 1] += 1
+    for a in range(atoms):
+        result[a + 1] += result[a]
+    free = result[:atoms].copy()
+    entries[result[atoms] :] = 0
+    for p in range(pairs.shape[1]):
+        i, j = pairs[0, p], pairs[1, p]
+        if i != j:
+            entries[free[i]], entries[free[j]] = 2 * p, 2 * p + 1
+            free[i] += 1
+            free[j] += 1
+
+
+@_kernel
+def geometry(positions, box, pairs, by_atom, far, single, distance, unit):
+    cast = distance.dtype.type
+    periodic = box.shape[0] == 3
+    by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
+    for p in range(len(distance)):
+        i, j = pairs[0, p], pairs[1, p]
+        if i == j:
+            distance[p] = far
+            unit[p, 0] = unit[p, 1] = unit[p, 2] = 0
+            continue
+        x = positions[i, 0] - positions[j, 0]
+        y = positions[i, 1] - positions[j, 1]
+        z = positions[i, 2] - positions[j, 2]
+        if periodic:
+            x, y, z = _nearest(x, y, z, box, by_a, by_b, by_c)
+        x, y, z = cast(x), cast(y), cast(z)
         d = math.sqrt(x * x + y * y + z * z)
         distance[p] = d
         unit[p, 0], unit[p, 1], unit[p, 2] = x / d, y / d, z / d
 
 
 @_kernel
-def direction_backward(g_distance, g_unit, distance, unit, g_r):
+def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, atoms, forces):
+    for a in range(atoms):
+        forces[a, 0] = forces[a, 1] = forces[a, 2] = 0
     for p in range(len(distance)):
+        i, j = pairs[0, p], pairs[1, p]
+        if i == j:
+            continue
         x, y, z, d = unit[p, 0], unit[p, 1], unit[p, 2], distance[p]
         a, b, c = g_unit[p, 0] / d, g_unit[p, 1] / d, g_unit[p, 2] / d
         along = g_distance[p] - (x * a + y * b + z * c)
-        g_r[p, 0], g_r[p, 1], g_r[p, 2] = a + x * along, b + y * along, c + z * along
+        a, b, c = a + x * along, b + y * along, c + z * along
+        forces[i, 0] += a
+        forces[i, 1] += b
+        forces[i, 2] += c
+        forces[j, 0] -= a
+        forces[j, 1] -= b
+        forces[j, 2] -= c
 
 
 @_kernel
@@ -199,7 +250,7 @@ def _slopes(table, row, place, step, slopes):
 
 
 @_kernel
-def _geometry(unit, p, g):
+def _angular(unit, p, g):
     """u and the five components of uuᵀ−𝟙/3."""
     x, y, z = unit[p, 0], unit[p, 1], unit[p, 2]
     g[0], g[1], g[2] = x, y, z
@@ -228,7 +279,7 @@ def _components_first(y, x):
 
 
 @_kernel
-def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, result):
+def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step, result):
     atoms, channels = own.shape
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
@@ -245,7 +296,7 @@ def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, resu
         i, j = pairs[0, p], pairs[1, p]
         row, place = _locate(distance[p], lower, step, intervals)
         _functions(table, row, place, values)
-        _geometry(unit, p, g)
+        _angular(unit, p, g)
         for f in range(channels):
             z_i[f] = receiver[i, f] + sender[j, f]
         for f in range(channels):
@@ -266,7 +317,9 @@ def embed(distance, unit, pairs, receiver, sender, own, table, lower, step, resu
 
 
 @_kernel
-def embed_backward(g_result, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit):
+def embed_backward(
+    g_result, g_through, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit
+):
     channels = receiver.shape[1]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
@@ -277,14 +330,14 @@ def embed_backward(g_result, distance, unit, pairs, receiver, sender, table, low
     zero = g_x.dtype.type(0)
     for p in range(len(distance)):
         if distance[p] >= upper:
-            g_distance[p] = 0
+            g_distance[p] = g_through[p]
             g_unit[p, 0] = g_unit[p, 1] = g_unit[p, 2] = 0
             continue
         i, j = pairs[0, p], pairs[1, p]
         row, place = _locate(distance[p], lower, step, intervals)
         _functions(table, row, place, values)
         _slopes(table, row, place, step, slopes)
-        _geometry(unit, p, g)
+        _angular(unit, p, g)
         for f in range(channels):
             z_i[f] = receiver[i, f] + sender[j, f]
         for f in range(channels):
@@ -302,71 +355,11 @@ def embed_backward(g_result, distance, unit, pairs, receiver, sender, table, low
                 by_slope += slopes[first + f] * both
             g_g[k] = by_value
             along += g[k] * by_slope
-        g_distance[p] = along
+        g_distance[p] = g_through[p] + along
         x, y, z = g[0], g[1], g[2]
         g_unit[p, 0] = g_g[0] + 2 * (_HALF * (g_g[3] * y + g_g[4] * z + g_g[6] * x) - _SIXTH * g_g[7] * x)
         g_unit[p, 1] = g_g[1] + 2 * (_HALF * (g_g[3] * x + g_g[5] * z - g_g[6] * y) - _SIXTH * g_g[7] * y)
         g_unit[p, 2] = g_g[2] + 2 * (_HALF * (g_g[4] * x + g_g[5] * y) + 2 * _SIXTH * g_g[7] * z)
-
-
-@_kernel
-def message(distance, pairs, own, table, lower, step, values_of_atoms, result):
-    atoms, channels = values_of_atoms.shape[1:]
-    intervals = table.shape[0] - 2
-    upper = lower + step * intervals
-    y = _atoms_first(values_of_atoms)
-    m = np.empty((atoms, 9, channels), y.dtype)
-    values = np.empty(3 * channels, y.dtype)
-    for a in range(atoms):
-        for k in range(9):
-            for f in range(channels):
-                m[a, k, f] = own[k, f] * y[a, k, f]
-    for p in range(len(distance)):
-        if distance[p] >= upper:
-            continue
-        i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        for k in range(9):
-            first = 0 if k == 0 else channels if k < 4 else 2 * channels
-            for f in range(channels):
-                m[i, k, f] += values[first + f] * y[j, k, f]
-            for f in range(channels):
-                m[j, k, f] += values[first + f] * y[i, k, f]
-    _components_first(m, result)
-
-
-@_kernel
-def message_backward(g_result, distance, pairs, own, table, lower, step, values_of_atoms, g_distance, g_values):
-    atoms, channels = values_of_atoms.shape[1:]
-    intervals = table.shape[0] - 2
-    upper = lower + step * intervals
-    y, g_m = _atoms_first(values_of_atoms), _atoms_first(g_result)
-    g_y = np.empty((atoms, 9, channels), y.dtype)
-    values, slopes = np.empty(3 * channels, y.dtype), np.empty(3 * channels, y.dtype)
-    for a in range(atoms):
-        for k in range(9):
-            for f in range(channels):
-                g_y[a, k, f] = own[k, f] * g_m[a, k, f]
-    for p in range(len(distance)):
-        if distance[p] >= upper:
-            g_distance[p] = 0
-            continue
-        i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        _slopes(table, row, place, step, slopes)
-        along = y.dtype.type(0)
-        for k in range(9):
-            first = 0 if k == 0 else channels if k < 4 else 2 * channels
-            for f in range(channels):
-                along += slopes[first + f] * (g_m[i, k, f] * y[j, k, f] + g_m[j, k, f] * y[i, k, f])
-            for f in range(channels):
-                g_y[i, k, f] += values[first + f] * g_m[j, k, f]
-            for f in range(channels):
-                g_y[j, k, f] += values[first + f] * g_m[i, k, f]
-        g_distance[p] = along
-    _components_first(g_y, g_values)
 
 
 @_kernel
@@ -417,18 +410,6 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
                 for f in range(channels):
                     g_weight[i, s, part, f] *= c
             g_scale[i, s] = total
-
-
-@_kernel
-def pair_forces(pairs, forces, start, total):
-    for a in range(total.shape[0]):
-        for k in range(3):
-            total[a, k] = start[a, k]
-    for p in range(forces.shape[0]):
-        i, j = pairs[0, p], pairs[1, p]
-        for k in range(3):
-            total[i, k] += forces[p, k]
-            total[j, k] -= forces[p, k]
 
 
 # ------------------------------------------------------------------------------------------------------------ atoms
@@ -537,17 +518,37 @@ def part_features_backward(g_out, x, scalar, weight, g_x):
 
 
 @_kernel
-def gate(x, gates, normalize, out):
+def _silu(h):
+    one = h.dtype.type(1)
+    for k in range(len(h)):
+        h[k] = h[k] / (one + math.exp(-h[k]))
+
+
+@_kernel
+def _silu_slope(h, slope):
+    """SiLU in place, and its derivative."""
+    one = h.dtype.type(1)
+    for k in range(len(h)):
+        s = one / (one + math.exp(-h[k]))
+        slope[k] = s * (one + h[k] * (one - s))
+        h[k] *= s
+
+
+@_kernel
+def gate(x, gates, silu, normalize, out):
     atoms, channels = x.shape[1:]
-    s = np.empty(channels, x.dtype)
+    s, n = np.empty(channels, x.dtype), np.empty(3 * channels, x.dtype)
     one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
     for a in range(atoms):
+        n[:] = gates[a]
+        if silu:
+            _silu(n)
         for f in range(channels):
             s[f] = 0
         for c in range(9):
             first = 0 if c == 0 else channels if c < 4 else 2 * channels
             for f in range(channels):
-                value = x[c, a, f] * gates[a, first + f]
+                value = x[c, a, f] * n[first + f]
                 out[c, a, f] = value
                 s[f] += value * value
         for f in range(channels):
@@ -558,17 +559,21 @@ def gate(x, gates, normalize, out):
 
 
 @_kernel
-def gate_backward(g_out, x, gates, normalize, g_x, g_gates):
+def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates):
     atoms, channels = x.shape[1:]
     s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    n, slope = np.empty(3 * channels, x.dtype), np.ones(3 * channels, x.dtype)
     one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
     for a in range(atoms):
+        n[:] = gates[a]
+        if silu:
+            _silu_slope(n, slope)
         for f in range(channels):
             s[f] = along[f] = 0
         for c in range(9):
             first = 0 if c == 0 else channels if c < 4 else 2 * channels
             for f in range(channels):
-                value = x[c, a, f] * gates[a, first + f]
+                value = x[c, a, f] * n[first + f]
                 s[f] += value * value
                 along[f] += value * g_out[c, a, f]
         for f in range(channels):
@@ -579,15 +584,56 @@ def gate_backward(g_out, x, gates, normalize, g_x, g_gates):
         for c in range(9):
             first = 0 if c == 0 else channels if c < 4 else 2 * channels
             for f in range(channels):
-                n = gates[a, first + f]
-                g = s[f] * (g_out[c, a, f] - along[f] * x[c, a, f] * n)
-                g_x[c, a, f] = g * n
+                g = s[f] * (g_out[c, a, f] - along[f] * x[c, a, f] * n[first + f])
+                g_x[c, a, f] = g * n[first + f]
                 g_gates[a, first + f] += g * x[c, a, f]
+        for f in range(3 * channels):
+            g_gates[a, f] *= slope[f]
+
+
+@_kernel
+def head(h, weight, bias, silu, out):
+    n = np.empty(h.shape[1], h.dtype)
+    for a in range(h.shape[0]):
+        n[:] = h[a]
+        if silu:
+            _silu(n)
+        total = bias[0]
+        for k in range(len(n)):
+            total += n[k] * weight[k, 0]
+        out[a] = total
+
+
+@_kernel
+def head_backward(g_out, h, weight, silu, g_h):
+    n, slope = np.empty(h.shape[1], h.dtype), np.ones(h.shape[1], h.dtype)
+    for a in range(h.shape[0]):
+        n[:] = h[a]
+        if silu:
+            _silu_slope(n, slope)
+        for k in range(len(n)):
+            g_h[a, k] = g_out[a] * weight[k, 0] * slope[k]
 
 
 # ------------------------------------------------------------------------------------------- products of 3×3 tensors
 # As sums of terms: component c of the product gets weight·y_p·m_q for each (c, p, q). All that concerns one atom is
 # copied to arrays of shape (9, F) first: rows of (9, A, F) that are far apart in memory would evict each other.
+
+
+def _terms(table):
+    """The terms (c, p, q) of a product and their weights, which Numba takes for constants."""
+    c, p, q = np.nonzero(np.abs(table.numpy().transpose(2, 0, 1)) > 1e-12)
+    return np.stack((c, p, q), axis=1), table.numpy()[p, q, c]
+
+
+_BOTH_TERMS, _BOTH_WEIGHTS = _terms(tensors.layer_table(True))
+_ONE_TERMS, _ONE_WEIGHTS = _terms(tensors.layer_table(False))
+_SQUARE_TERMS, _SQUARE_WEIGHTS = _terms(tensors.square_table())
+
+
+@_kernel
+def _product_terms(both):
+    return (_BOTH_TERMS, _BOTH_WEIGHTS) if both else (_ONE_TERMS, _ONE_WEIGHTS)
 
 
 @_kernel
@@ -608,7 +654,7 @@ def _store(own, x, a):
 def _multiply(terms, weights, factor, y, m, out):
     """Add a product."""
     for t in range(len(weights)):
-        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
+        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], out.dtype.type(factor * weights[t])
         for f in range(out.shape[1]):
             out[c, f] += weight * y[p, f] * m[q, f]
 
@@ -617,7 +663,7 @@ def _multiply(terms, weights, factor, y, m, out):
 def _multiply_backward(terms, weights, factor, g, y, m, g_y, g_m):
     """Add to the gradients by y and m, which may be the same array."""
     for t in range(len(weights)):
-        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], factor * weights[t]
+        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], g.dtype.type(factor * weights[t])
         for f in range(g.shape[1]):
             g_y[p, f] += weight * g[c, f] * m[q, f]
         for f in range(g.shape[1]):
@@ -686,8 +732,9 @@ def normalize_backward(g_out, x, g_x):
 
 
 @_kernel
-def product(y, m, factor, terms, weights, out):
+def product(y, m, factor, both, out):
     atoms, channels = y.shape[1:]
+    terms, weights = _product_terms(both)
     own = np.empty((3, 9, channels), y.dtype)
     y_a, m_a, p = own[0], own[1], own[2]
     s = np.empty(channels, y.dtype)
@@ -701,8 +748,9 @@ def product(y, m, factor, terms, weights, out):
 
 
 @_kernel
-def product_backward(g_out, y, m, factor, terms, weights, g_y, g_m):
+def product_backward(g_out, y, m, factor, both, g_y, g_m):
     atoms, channels = y.shape[1:]
+    terms, weights = _product_terms(both)
     own = np.empty((6, 9, channels), y.dtype)
     y_a, m_a, p, g, by_y, by_m = own[0], own[1], own[2], own[3], own[4], own[5]
     s, along = np.empty(channels, y.dtype), np.empty(channels, y.dtype)
@@ -721,6 +769,87 @@ def product_backward(g_out, y, m, factor, terms, weights, g_y, g_m):
 
 
 @_kernel
+def interact(distance, pairs, by_atom, own, table, lower, step, y_values, factor, both, out, message):
+    atoms, channels = y_values.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    y = _atoms_first(y_values)
+    m = np.empty((atoms, 9, channels), y.dtype)
+    values = np.empty(3 * channels, y.dtype)
+    for a in range(atoms):
+        for k in range(9):
+            for f in range(channels):
+                m[a, k, f] = own[k, f] * y[a, k, f]
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        for k in range(9):
+            first = 0 if k == 0 else channels if k < 4 else 2 * channels
+            for f in range(channels):
+                m[i, k, f] += values[first + f] * y[j, k, f]
+            for f in range(channels):
+                m[j, k, f] += values[first + f] * y[i, k, f]
+    terms, weights = _product_terms(both)
+    p_a, s = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype)
+    for a in range(atoms):
+        _zero(p_a)
+        _multiply(terms, weights, factor[a], y[a], m[a], p_a)
+        _normalize(y.dtype.type(1), p_a, s)
+        _store(p_a, out, a)
+    _components_first(m, message)
+
+
+@_kernel
+def interact_backward(
+    g_out, distance, pairs, by_atom, own, table, lower, step, y_values, message, factor, both, g_distance, g_values
+):
+    atoms, channels = y_values.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    terms, weights = _product_terms(both)
+    y = _atoms_first(y_values)
+    g_m, g_y = np.empty((atoms, 9, channels), y.dtype), np.empty((atoms, 9, channels), y.dtype)
+    rows = np.empty((3, 9, channels), y.dtype)
+    m_a, p_a, g_a = rows[0], rows[1], rows[2]
+    s, along_f = np.empty(channels, y.dtype), np.empty(channels, y.dtype)
+    for a in range(atoms):
+        _load(message, a, m_a)
+        _load(g_out, a, g_a)
+        _zero(p_a)
+        _zero(g_y[a])
+        _zero(g_m[a])
+        _multiply(terms, weights, factor[a], y[a], m_a, p_a)
+        _normalize_backward(y.dtype.type(1), p_a, s, along_f, g_a)
+        _multiply_backward(terms, weights, factor[a], g_a, y[a], m_a, g_y[a], g_m[a])
+        for k in range(9):
+            for f in range(channels):
+                g_y[a, k, f] += own[k, f] * g_m[a, k, f]
+    values, slopes = np.empty(3 * channels, y.dtype), np.empty(3 * channels, y.dtype)
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            g_distance[p] = 0
+            continue
+        i, j = pairs[0, p], pairs[1, p]
+        row, place = _locate(distance[p], lower, step, intervals)
+        _functions(table, row, place, values)
+        _slopes(table, row, place, step, slopes)
+        along = y.dtype.type(0)
+        for k in range(9):
+            first = 0 if k == 0 else channels if k < 4 else 2 * channels
+            for f in range(channels):
+                along += slopes[first + f] * (g_m[i, k, f] * y[j, k, f] + g_m[j, k, f] * y[i, k, f])
+            for f in range(channels):
+                g_y[i, k, f] += values[first + f] * g_m[j, k, f]
+            for f in range(channels):
+                g_y[j, k, f] += values[first + f] * g_m[i, k, f]
+        g_distance[p] = along
+    _components_first(g_y, g_values)
+
+
+@_kernel
 def _sum(x, d, a, d_a, p):
     """d and x + d of an atom."""
     _load(d, a, d_a)
@@ -730,30 +859,30 @@ def _sum(x, d, a, d_a, p):
 
 
 @_kernel
-def plus_square(x, d, factor, terms, weights, normalize, out):
+def plus_square(x, d, factor, normalize, out):
     atoms, channels = x.shape[1:]
     own = np.empty((2, 9, channels), x.dtype)
     d_a, p = own[0], own[1]
     s = np.empty(channels, x.dtype)
     for a in range(atoms):
         _sum(x, d, a, d_a, p)
-        _multiply(terms, weights, factor[a], d_a, d_a, p)
+        _multiply(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], d_a, d_a, p)
         _normalize(x.dtype.type(1 if normalize else 0), p, s)
         _store(p, out, a)
 
 
 @_kernel
-def plus_square_backward(g_out, x, d, factor, terms, weights, normalize, g_x, g_d):
+def plus_square_backward(g_out, x, d, factor, normalize, g_x, g_d):
     atoms, channels = x.shape[1:]
     own = np.empty((4, 9, channels), x.dtype)
     d_a, p, g, by_d = own[0], own[1], own[2], own[3]
     s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
         _sum(x, d, a, d_a, p)
-        _multiply(terms, weights, factor[a], d_a, d_a, p)
+        _multiply(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], d_a, d_a, p)
         _load(g_out, a, g)
         _normalize_backward(x.dtype.type(1 if normalize else 0), p, s, along, g)
         _store(g, g_x, a)
         _load(g_x, a, by_d)
-        _multiply_backward(terms, weights, factor[a], g, d_a, d_a, by_d, by_d)
+        _multiply_backward(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], g, d_a, d_a, by_d, by_d)
         _store(by_d, g_d, a)

@@ -16,28 +16,49 @@ EPSILON = 1e-5  # of LayerNorm
 
 def near_pairs(
     positions: Tensor, box: Tensor, molecules: Tensor, cutoff: float, capacity: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs i<j of one molecule closer than the cutoff, in any order, (2, capacity); their vectors; how many there are, (1,).
+) -> tuple[Tensor, Tensor]:
+    """Pairs i<j of one molecule closer than the cutoff, in any order, (2, capacity), and how many there are, (1,).
 
     If they are too many, which are left out is undefined; a coordinate that is not finite counts as too many. Unused
-    places name atom 0 twice, at twice the cutoff. `box` has shape (3, 3), or (0, 3) where there is none.
+    places name atom 0 twice. `box` has shape (3, 3), or (0, 3) where there is none.
     """
     pairs = all_pairs(molecules)
-    vector = positions[pairs[0]] - positions[pairs[1]]
-    if len(box):
-        vector = minimum_image(vector, box)
+    vector = vectors(positions, box, pairs)
     near = ~((vector * vector).sum(1) >= cutoff**2)
     found = near.sum() if positions.isfinite().all() else torch.tensor(capacity + 1)
-    pairs, vector = pairs[:, near][:, :capacity], vector[near][:capacity]
-    room = capacity - pairs.shape[1]
-    far = torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=vector.dtype).expand(room, 3)
-    return torch.nn.functional.pad(pairs, (0, room)), torch.cat((vector, far)), found.view(1)
+    pairs = pairs[:, near][:, :capacity]
+    return torch.nn.functional.pad(pairs, (0, capacity - pairs.shape[1])), found.view(1)
 
 
-def direction(r: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance and unit vector of vectors, shape (P, 3)."""
+def by_atom(pairs: Tensor, atoms: int) -> Tensor:
+    """Which pairs an atom is in, shape (A+1+2P,): where each atom's entries begin, and where the last one's end; then the entries.
+
+    The entry of pair p is 2p for its first atom and 2p+1 for its second one. Pairs of an atom with itself, which stand for none, are not
+    among them; what is left at the end is undefined.
+    """
+    count = pairs.shape[1]
+    atom = torch.where(pairs[0] == pairs[1], atoms, pairs).T.flatten()
+    atom, entries = torch.sort(atom, stable=True)
+    begin = torch.searchsorted(atom, torch.arange(atoms + 1, device=pairs.device))
+    return torch.cat((begin, entries)) if count else begin
+
+
+def vectors(positions: Tensor, box: Tensor, pairs: Tensor) -> Tensor:
+    """x_i − x_j, (P, 3), to the nearest image where there is a box."""
+    vector = positions[pairs[0]] - positions[pairs[1]]
+    return minimum_image(vector, box) if len(box) else vector
+
+
+def geometry(
+    positions: Tensor, box: Tensor, pairs: Tensor, by_atom: Tensor, far: float, single: bool
+) -> tuple[Tensor, Tensor]:
+    """Distance, (P,), and unit vector, (P, 3); `far` and zero for a pair of an atom with itself."""
+    dtype = torch.float32 if single else torch.float64
+    same = pairs[0] == pairs[1]
+    r = vectors(positions, box, pairs).to(dtype)
+    r = torch.where(same.unsqueeze(1), torch.tensor([far, 0, 0], dtype=dtype), r)
     distance = torch.linalg.vector_norm(r, dim=-1)
-    return distance, r / distance.unsqueeze(-1)
+    return distance, torch.where(same.unsqueeze(1), 0, r / distance.unsqueeze(-1))
 
 
 def functions(distance: Tensor, table: Tensor, lower: float, step: float) -> Tensor:
@@ -53,7 +74,7 @@ def functions(distance: Tensor, table: Tensor, lower: float, step: float) -> Ten
     return values.unflatten(1, (3, -1))
 
 
-def geometry(unit: Tensor) -> Tensor:
+def angular(unit: Tensor) -> Tensor:
     """Components of 𝟙, skew(u) and uuᵀ−𝟙/3, each part's constant factor left to the functions; shape (9, P)."""
     outer = (unit.unsqueeze(2) * unit.unsqueeze(1)).flatten(1)
     symmetric = outer @ tensors.basis(unit.dtype)[4:].flatten(1).T
@@ -61,29 +82,29 @@ def geometry(unit: Tensor) -> Tensor:
 
 
 def embed(
-    distance: Tensor, unit: Tensor, pairs: Tensor, receiver: Tensor, sender: Tensor, own: Tensor,
+    distance: Tensor, unit: Tensor, pairs: Tensor, by_atom: Tensor, receiver: Tensor, sender: Tensor, own: Tensor,
     table: Tensor, lower: float, step: float,
 ) -> Tensor:  # fmt: skip
-    """Σ_j (receiver_i + sender_j) f(d_ij) ⊙ geometry(u_ij), (9, A, F), over pairs i<j in both directions; `own` adds to I."""
+    """Σ_j (receiver_i + sender_j) f(d_ij) ⊙ angular(u_ij), (9, A, F), over pairs i<j in both directions; `own` adds to I."""
     f = by_component(functions(distance, table, lower, step))
     i, j = pairs
     x = torch.cat((own.unsqueeze(0), own.new_zeros(8, *own.shape)))
-    x = x.index_add(1, i, f * geometry(unit).unsqueeze(-1) * (receiver[i] + sender[j]))
-    return x.index_add(1, j, f * geometry(-unit).unsqueeze(-1) * (receiver[j] + sender[i]))
+    x = x.index_add(1, i, f * angular(unit).unsqueeze(-1) * (receiver[i] + sender[j]))
+    return x.index_add(1, j, f * angular(-unit).unsqueeze(-1) * (receiver[j] + sender[i]))
 
 
-def message(
-    distance: Tensor, pairs: Tensor, own: Tensor, table: Tensor, lower: float, step: float, y: Tensor
-) -> Tensor:
-    """own ⊙ Y_i + Σ_j f(d_ij) ⊙ Y_j over pairs i<j in both directions; (9, A, F), `own` of shape (9, F)."""
+def interact(
+    distance: Tensor, pairs: Tensor, by_atom: Tensor, own: Tensor, table: Tensor, lower: float, step: float, y: Tensor,
+    factor: Tensor, both: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The product of Y with its message, and the message: M_i = own ⊙ Y_i + Σ_j f(d_ij) ⊙ Y_j over pairs i<j in both directions.
+
+    Both (9, A, F); `own` has shape (9, F).
+    """
     f = by_component(functions(distance, table, lower, step))
     i, j = pairs
-    return (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
-
-
-def pair_forces(pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
-    """Forces of pairs, (P, 3), on their first atoms, and the opposite on their second ones, added to `start`, (A, 3), float64."""
-    return start.index_add(0, pairs[0], forces.double()).index_add(0, pairs[1], forces.double(), alpha=-1)
+    m = (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
+    return product(y, m, factor, both), m
 
 
 def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
@@ -114,25 +135,34 @@ def normalize(x: Tensor) -> Tensor:
     return normalized(x, True)
 
 
-def gate(x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
-    """x times its part's gate, gates of shape (A, 3F), divided by ‖·‖²+1 on demand."""
-    return normalized(x * by_component(gates.unflatten(1, (3, -1))), normalize)
+def gate(x: Tensor, gates: Tensor, silu: bool, normalize: bool) -> Tensor:
+    """x times its part's gate, `gates` or their SiLU, (A, 3F), divided by ‖·‖²+1 on demand."""
+    return normalized(x * by_component(activated(gates, silu).unflatten(1, (3, -1))), normalize)
 
 
-def product(y: Tensor, m: Tensor, factor: Tensor, terms: Tensor, weights: Tensor) -> Tensor:
-    """P/(‖P‖²+1) of P = factor·(bilinear product of y and m), `factor` of shape (A,)."""
-    return normalized(factor.unsqueeze(-1) * bilinear(y, m, terms, weights), True)
+def head(h: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+    """Last linear layer, of `h` or its SiLU, (A, H): weight (H, 1), bias (1,); (A,)."""
+    return torch.addmm(bias, activated(h, silu), weight).squeeze(1)
 
 
-def plus_square(x: Tensor, d: Tensor, factor: Tensor, terms: Tensor, weights: Tensor, normalize: bool) -> Tensor:
-    """x + d + factor·(bilinear product of d with itself), divided by ‖·‖²+1 on demand."""
-    return normalized(x + d + factor.unsqueeze(-1) * bilinear(d, d, terms, weights), normalize)
+def activated(h: Tensor, silu: bool) -> Tensor:
+    """SiLU on demand."""
+    return torch.nn.functional.silu(h) if silu else h
 
 
-def bilinear(y: Tensor, m: Tensor, terms: Tensor, weights: Tensor) -> Tensor:
-    """Component c is the sum of weight·y_p·m_q over terms (c, p, q); terms of shape (T, 3)."""
-    c, p, q = terms.T
-    return torch.zeros_like(y).index_add(0, c, weights[:, None, None] * y[p] * m[q])
+def product(y: Tensor, m: Tensor, factor: Tensor, both: bool) -> Tensor:
+    """P/(‖P‖²+1) of P = factor·(YM+MY), or factor·2MY; `factor` of shape (A,)."""
+    return normalized(factor.unsqueeze(-1) * bilinear(y, m, tensors.layer_table(both)), True)
+
+
+def plus_square(x: Tensor, d: Tensor, factor: Tensor, normalize: bool) -> Tensor:
+    """x + d + factor·DD, divided by ‖·‖²+1 on demand."""
+    return normalized(x + d + factor.unsqueeze(-1) * bilinear(d, d, tensors.square_table()), normalize)
+
+
+def bilinear(y: Tensor, m: Tensor, table: Tensor) -> Tensor:
+    """Product of components by a table."""
+    return torch.einsum("pqc,paf,qaf->caf", table.to(y.dtype), y, m)
 
 
 def normalized(x: Tensor, normalize: bool) -> Tensor:

@@ -16,42 +16,48 @@ from . import operators  # noqa: F401  registers them
 _OPS = torch.ops.openmm_tensornet
 
 
-class _Direction(torch.autograd.Function):
+class _Geometry(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, r: Tensor) -> tuple[Tensor, Tensor]:
-        distance, unit = _OPS.direction(r)
-        ctx.save_for_backward(distance, unit)
+    def forward(ctx, positions, box, pairs, by_atom, far, single) -> tuple[Tensor, Tensor]:
+        distance, unit = _OPS.geometry(positions, box, pairs, by_atom, far, single)
+        ctx.save_for_backward(distance, unit, pairs, by_atom)
+        ctx.atoms = positions.shape[0]
         return distance, unit
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return _OPS.direction_backward(*gradients, *ctx.saved_tensors)
+        return _OPS.geometry_backward(*gradients, *ctx.saved_tensors, ctx.atoms), *(None,) * 5
 
 
 class _Embed(torch.autograd.Function):
+    """Also gives the distances back, so that what later uses of them bring is added in one kernel."""
+
     @staticmethod
-    def forward(ctx, distance, unit, pairs, receiver, sender, own, table, lower, step) -> Tensor:
+    def forward(ctx, distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step):
         ctx.save_for_backward(distance, unit, pairs, receiver, sender, table)
         ctx.range = lower, step
-        return _OPS.embed(distance, unit, pairs, receiver, sender, own, table, lower, step)
+        x = _OPS.embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step)
+        return x, distance.view_as(distance)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return *_OPS.embed_backward(*gradients, *ctx.saved_tensors, *ctx.range), *(None,) * 7
+        return *_OPS.embed_backward(*gradients, *ctx.saved_tensors, *ctx.range), *(None,) * 8
 
 
-class _Message(torch.autograd.Function):
+class _Interact(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, distance, pairs, own, table, lower, step, y) -> Tensor:
-        ctx.save_for_backward(distance, pairs, own, table, y)
-        ctx.range = lower, step
-        return _OPS.message(distance, pairs, own, table, lower, step, y)
+    def forward(ctx, distance, pairs, by_atom, own, table, lower, step, y, factor, both) -> Tensor:
+        out, m = _OPS.interact(distance, pairs, by_atom, own, table, lower, step, y, factor, both)
+        ctx.save_for_backward(distance, pairs, by_atom, own, table, y, m, factor)
+        ctx.rest = lower, step, both
+        return out
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        *saved, y = ctx.saved_tensors
-        g_distance, g_y = _OPS.message_backward(*gradients, *saved, *ctx.range, y)
-        return g_distance, None, None, None, None, None, g_y
+        *saved, y, m, factor = ctx.saved_tensors
+        lower, step, both = ctx.rest
+        g_distance, g_y = _OPS.interact_backward(*gradients, *saved, lower, step, y, m, factor, both)
+        return g_distance, *(None,) * 6, g_y, None, None
 
 
 class _BlockMessage(torch.autograd.Function):
@@ -89,38 +95,50 @@ class _Normalize(torch.autograd.Function):
 
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, gates, normalize) -> Tensor:
+    def forward(ctx, x, gates, silu, normalize) -> Tensor:
         ctx.save_for_backward(x, gates)
-        ctx.normalize = normalize
-        return _OPS.gate(x, gates, normalize)
+        ctx.options = silu, normalize
+        return _OPS.gate(x, gates, silu, normalize)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return *_OPS.gate_backward(*gradients, *ctx.saved_tensors, ctx.normalize), None
+        return *_OPS.gate_backward(*gradients, *ctx.saved_tensors, *ctx.options), None, None
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, m, factor, terms, weights) -> Tensor:
-        ctx.save_for_backward(y, m, factor, terms, weights)
-        return _OPS.product(y, m, factor, terms, weights)
+    def forward(ctx, y, m, factor, both) -> Tensor:
+        ctx.save_for_backward(y, m, factor)
+        ctx.both = both
+        return _OPS.product(y, m, factor, both)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return *_OPS.product_backward(*gradients, *ctx.saved_tensors), None, None, None
+        return *_OPS.product_backward(*gradients, *ctx.saved_tensors, ctx.both), None, None
 
 
 class _PlusSquare(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, d, factor, terms, weights, normalize) -> Tensor:
-        ctx.save_for_backward(x, d, factor, terms, weights)
+    def forward(ctx, x, d, factor, normalize) -> Tensor:
+        ctx.save_for_backward(x, d, factor)
         ctx.normalize = normalize
-        return _OPS.plus_square(x, d, factor, terms, weights, normalize)
+        return _OPS.plus_square(x, d, factor, normalize)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        g_x, g_d = _OPS.plus_square_backward(*gradients, *ctx.saved_tensors, ctx.normalize)
-        return g_x, g_d, None, None, None, None
+        return *_OPS.plus_square_backward(*gradients, *ctx.saved_tensors, ctx.normalize), None, None
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, weight, bias, silu) -> Tensor:
+        ctx.save_for_backward(h, weight)
+        ctx.silu = silu
+        return _OPS.head(h, weight, bias, silu)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return _OPS.head_backward(*gradients, *ctx.saved_tensors, ctx.silu), None, None, None
 
 
 class _PartFeatures(torch.autograd.Function):
@@ -139,28 +157,22 @@ class _PartFeatures(torch.autograd.Function):
 class FusedOperators(Module):
     """What :class:`~openmm_tensornet.network.PortableOperators` computes, in one kernel each."""
 
-    def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype):
+    def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype, atoms: int, far: float):
         super().__init__()
-        table = tensors.product_table()
-        both = model.config.group == "O(3)"
-        turned = table.transpose(0, 1)
-        self._terms("product", table + turned if both else 2 * turned, dtype)
-        self._terms("square", (table + turned) / 2, dtype)
+        self.atoms, self.far, self.single = atoms, far, dtype == torch.float32
+        self.activation: Any = model.activation
+        self.silu = isinstance(self.activation, torch.nn.SiLU)
+        self.both = model.config.group == "O(3)"
         self.register_buffer("square_factor", (1 + 0.1 * charge).to(dtype))
-        self.register_buffer("product_factor", self.square_factor if both else torch.ones_like(self.square_factor))
+        self.register_buffer("factor", self.square_factor if self.both else torch.ones_like(self.square_factor))
+        self.register_buffer("no_box", torch.zeros(0, 3, dtype=torch.float64))
         self.scalar = 3 * tensors.ONE_THIRD
 
-    def _terms(self, name: str, table: Tensor, dtype: torch.dtype) -> None:
-        """Register the terms (c, p, q) of a product and their weights."""
-        terms = torch.nonzero(table.permute(2, 0, 1).abs() > 1e-12)
-        self.register_buffer(f"{name}_terms", terms)
-        self.register_buffer(f"{name}_weights", table[terms[:, 1], terms[:, 2], terms[:, 0]].to(dtype))
-
-    def direction(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        return _Direction.apply(r)
-
-    def pair_forces(self, pairs: Tensor, forces: Tensor, start: Tensor) -> Tensor:
-        return _OPS.pair_forces(pairs, forces, start)
+    def geometry(self, positions: Tensor, box: Tensor | None, pairs: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            by_atom = _OPS.by_atom(pairs, self.atoms)
+        lattice = self.no_box if box is None else box
+        return _Geometry.apply(positions, lattice, pairs, by_atom, self.far, self.single)
 
     def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         return _BlockMessage.apply(weight, scale, y)
@@ -172,16 +184,21 @@ class FusedOperators(Module):
         return _Normalize.apply(x)
 
     def gate(self, x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
-        return _Gate.apply(x, gates, normalize)
+        return _Gate.apply(x, gates if self.silu else self.activation(gates), self.silu, normalize)
 
-    def product(self, y: Tensor, m: Tensor) -> Tensor:
-        return _Product.apply(y, m, self.product_factor, self.product_terms, self.product_weights)
+    def interact(self, sums: Any, weight: Any, y: Tensor) -> Tensor:
+        if isinstance(sums, FusedSums):
+            return sums.interact(weight, y, self.factor, self.both)
+        return _Product.apply(y, sums.message(weight, y), self.factor, self.both)
 
     def plus_square(self, x: Tensor, d: Tensor, normalize: bool) -> Tensor:
-        return _PlusSquare.apply(x, d, self.square_factor, self.square_terms, self.square_weights, normalize)
+        return _PlusSquare.apply(x, d, self.square_factor, normalize)
 
     def part_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _PartFeatures.apply(x, self.scalar, weight, bias)
+
+    def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return _Head.apply(h if self.silu else self.activation(h), weight, bias, self.silu)
 
 
 class FusedPairs(Module):
@@ -194,9 +211,10 @@ class FusedPairs(Module):
         self.register_buffer("no_box", torch.zeros(0, 3, dtype=torch.float64))
 
     def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """As there, without vectors: :meth:`FusedOperators.geometry` takes them from the positions."""
         lattice = box if self.periodic else self.no_box
-        pairs, vectors, found = _OPS.near_pairs(positions, lattice, self.molecules, self.cutoff, self.capacity)
-        return pairs, vectors, (found > self.capacity).any()
+        pairs, found = _OPS.near_pairs(positions, lattice, self.molecules, self.cutoff, self.capacity)
+        return pairs, self.no_box, (found > self.capacity).any()
 
 
 class FusedSums(Module):
@@ -228,15 +246,17 @@ class FusedSums(Module):
                 self.register_buffer(f"own_{k}", own[k].index_select(0, part))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, Any]:
-        """Embed, and name what each layer's :meth:`message` needs."""
+        """Embed, and name what each layer's :meth:`interact` needs."""
         table: Any = self.table_0
-        x = _Embed.apply(
-            distance, unit, pairs, self.receiver, self.sender, self.own_embedding, table, self.lower, self.step
+        with torch.no_grad():
+            by_atom = _OPS.by_atom(pairs, self.receiver.shape[0])
+        x, distance = _Embed.apply(
+            distance, unit, pairs, by_atom, self.receiver, self.sender, self.own_embedding, table, self.lower, self.step
         )
-        return x, tuple((k, distance, pairs) for k in range(1, self.layers + 1))
+        return x, tuple((k, distance, pairs, by_atom) for k in range(1, self.layers + 1))
 
-    def message(self, weight: tuple[int, Tensor, Tensor], y: Tensor) -> Tensor:
-        """M_i = Σ_j f_ij ⊙ Y_j, self pair included; (9, A, F)."""
-        k, distance, pairs = weight
+    def interact(self, weight: tuple, y: Tensor, factor: Tensor, both: bool) -> Tensor:
+        """Product of Y with its message Σ_j f_ij ⊙ Y_j, self pair included; (9, A, F)."""
+        k, distance, pairs, by_atom = weight
         own, table = getattr(self, f"own_{k}"), getattr(self, f"table_{k}")
-        return _Message.apply(distance, pairs, own, table, self.lower, self.step, y)
+        return _Interact.apply(distance, pairs, by_atom, own, table, self.lower, self.step, y, factor, both)

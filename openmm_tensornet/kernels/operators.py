@@ -1,7 +1,7 @@
 """Fused operators of the static potential, registered with PyTorch as `openmm_tensornet::…`.
 
 Each is one kernel where the portable program has ten library operators. :mod:`.definitions` says in plain PyTorch what each
-computes; kernels for the CPU are in :mod:`.cpu` (Numba). Exported programs that contain them need this module to be
+computes; kernels are in :mod:`.cpu` (Numba) and :mod:`.cuda` (Triton). Exported programs that contain them need this module to be
 imported before they are loaded.
 
 Shapes: P pairs, A atoms, F channels, K intervals. Tensors of the network are (9, A, F), components in the orthonormal
@@ -12,6 +12,7 @@ the gradients of what depends on positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -24,12 +25,22 @@ NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
+# For each kind of device, the module with its kernels, and what its kernels take in place of a tensor.
+MODULES: dict[str, tuple[str, Callable]] = {"CPU": (".cpu", Tensor.numpy), "CUDA": (".cuda", lambda tensor: tensor)}
+
+
 def available() -> bool:
-    """Whether the package that compiles the kernels for the CPU is installed."""
-    return find_spec("numba") is not None
+    """Whether what compiles the kernels is installed: for the CPU, where every force is checked, and for a GPU if there is one."""
+    needed = ("numba", "triton") if torch.cuda.is_available() else ("numba",)
+    return all(find_spec(package) is not None for package in needed)
 
 
-def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]]) -> None:
+@cache
+def _kernel(module: str, name: str) -> Callable:
+    return getattr(import_module(module, __package__), name)
+
+
+def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches: int = 1) -> None:
     """Register an operator.
 
     Parameters
@@ -38,27 +49,28 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]]) -> None:
         Name and types.
     allocate : callable
         From the arguments to empty results; also what tracing with fake tensors sees.
+    launches : int
+        Kernels that it launches on a GPU.
     """
     name = schema.partition("(")[0]
     single = schema.endswith("-> Tensor")
-    kernels: list = []
 
     def fake(*args):
         results = allocate(*args)
         return results[0] if single else results
 
-    def run(*args):
-        if not kernels:
-            kernels.append(getattr(import_module(".cpu", __package__), name))
+    def run(device: str, *args):
+        module, convert = MODULES[device]
         results = allocate(*args)
-        arrays = [a.contiguous().numpy() if isinstance(a, Tensor) else a for a in args]
-        kernels[0](*arrays, *(r.numpy() for r in results))
+        given = [convert(a.contiguous()) if isinstance(a, Tensor) else a for a in args]
+        _kernel(module, name)(*given, *map(convert, results))
         return results[0] if single else results
 
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, run, "CPU")
+    for device in MODULES:
+        _LIBRARY.impl(name, partial(run, device), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    declare_launches(f"{NAMESPACE}::{name}", 1)
+    declare_launches(f"{NAMESPACE}::{name}", launches)
 
 
 def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -66,27 +78,46 @@ def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
     return lambda *args: tuple(torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in places)
 
 
+def _pair_geometry(positions: Tensor, box: Tensor, pairs: Tensor, by_atom: Tensor, far: float, single: bool):
+    distance = positions.new_empty(pairs.shape[1], dtype=torch.float32 if single else torch.float64)
+    return distance, distance.new_empty((pairs.shape[1], 3))
+
+
 _operator(
-    "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor, Tensor)",
-    lambda positions, box, molecules, cutoff, capacity: (
-        molecules.new_empty((2, capacity)),
-        positions.new_empty((capacity, 3)),
-        molecules.new_empty(1),
-    ),
+    "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor)",
+    lambda positions, box, molecules, cutoff, capacity: (molecules.new_empty((2, capacity)), molecules.new_empty(1)),
 )
-_PAIR = "Tensor distance, Tensor unit, Tensor pairs, Tensor receiver, Tensor sender"
+_operator(
+    "by_atom(Tensor pairs, int atoms) -> Tensor",
+    lambda pairs, atoms: (pairs.new_empty(atoms + 1 + pairs.numel()),),
+    launches=10,
+)
+_PAIRS = "Tensor distance, Tensor unit, Tensor pairs, Tensor by_atom"
+_SPECIES = "Tensor receiver, Tensor sender"
 _TABLE = "Tensor table, float lower, float step"
-_TERMS = "Tensor factor, Tensor terms, Tensor weights"
-_operator("direction(Tensor r) -> (Tensor, Tensor)", lambda r: (r.new_empty(r.shape[0]), r.new_empty(r.shape)))
-_operator("direction_backward(Tensor g_distance, Tensor g_unit, Tensor distance, Tensor unit) -> Tensor", _like(3))
-_operator(f"embed({_PAIR}, Tensor own, {_TABLE}) -> Tensor", lambda *args: (args[5].new_empty(9, *args[5].shape),))
-_operator(f"embed_backward(Tensor g_x, {_PAIR}, {_TABLE}) -> (Tensor, Tensor)", _like(1, 2))
-_operator(f"message(Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor y) -> Tensor", _like(6))
 _operator(
-    f"message_backward(Tensor g_m, Tensor distance, Tensor pairs, Tensor own, {_TABLE}, Tensor y) -> (Tensor, Tensor)",
-    _like(1, 7),
+    "geometry(Tensor positions, Tensor box, Tensor pairs, Tensor by_atom, float far, bool single) -> (Tensor, Tensor)",
+    _pair_geometry,
 )
-_operator("pair_forces(Tensor pairs, Tensor forces, Tensor start) -> Tensor", _like(2))
+_operator(
+    f"geometry_backward(Tensor g_distance, Tensor g_unit, {_PAIRS}, int atoms) -> Tensor",
+    lambda *args: (args[2].new_empty((args[-1], 3), dtype=torch.float64),),
+)
+_operator(
+    f"embed({_PAIRS}, {_SPECIES}, Tensor own, {_TABLE}) -> Tensor",
+    lambda *args: (args[6].new_empty(9, *args[6].shape),),
+)
+_operator(
+    f"embed_backward(Tensor g_x, Tensor g_distance, Tensor distance, Tensor unit, Tensor pairs, {_SPECIES}, {_TABLE}) -> (Tensor, Tensor)",
+    _like(2, 3),
+)
+_MESSAGE = f"Tensor distance, Tensor pairs, Tensor by_atom, Tensor own, {_TABLE}, Tensor y"
+_operator(f"interact({_MESSAGE}, Tensor factor, bool both) -> (Tensor, Tensor)", _like(7, 7))
+_operator(
+    f"interact_backward(Tensor g_out, {_MESSAGE}, Tensor m, Tensor factor, bool both) -> (Tensor, Tensor)",
+    _like(1, 8),
+    launches=2,
+)
 _operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
 _operator(
     "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
@@ -96,18 +127,21 @@ _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambd
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
 _operator("normalize(Tensor x) -> Tensor", _like(0))
 _operator("normalize_backward(Tensor g_out, Tensor x) -> Tensor", _like(1))
-_operator("gate(Tensor x, Tensor gates, bool normalize) -> Tensor", _like(0))
-_operator("gate_backward(Tensor g_out, Tensor x, Tensor gates, bool normalize) -> (Tensor, Tensor)", _like(1, 2))
-_operator(f"product(Tensor y, Tensor m, {_TERMS}) -> Tensor", _like(0))
+_operator("gate(Tensor x, Tensor gates, bool silu, bool normalize) -> Tensor", _like(0))
 _operator(
-    f"product_backward(Tensor g_out, Tensor y, Tensor m, {_TERMS}) -> (Tensor, Tensor)",
+    "gate_backward(Tensor g_out, Tensor x, Tensor gates, bool silu, bool normalize) -> (Tensor, Tensor)", _like(1, 2)
+)
+_operator("product(Tensor y, Tensor m, Tensor factor, bool both) -> Tensor", _like(0))
+_operator(
+    "product_backward(Tensor g_out, Tensor y, Tensor m, Tensor factor, bool both) -> (Tensor, Tensor)", _like(1, 2)
+)
+_operator("plus_square(Tensor x, Tensor d, Tensor factor, bool normalize) -> Tensor", _like(0))
+_operator(
+    "plus_square_backward(Tensor g_out, Tensor x, Tensor d, Tensor factor, bool normalize) -> (Tensor, Tensor)",
     _like(1, 2),
 )
-_operator(f"plus_square(Tensor x, Tensor d, {_TERMS}, bool normalize) -> Tensor", _like(0))
-_operator(
-    f"plus_square_backward(Tensor g_out, Tensor x, Tensor d, {_TERMS}, bool normalize) -> (Tensor, Tensor)",
-    _like(1, 2),
-)
+_operator("head(Tensor h, Tensor weight, Tensor bias, bool silu) -> Tensor", lambda h, *_: (h.new_empty(h.shape[0]),))
+_operator("head_backward(Tensor g_out, Tensor h, Tensor weight, bool silu) -> Tensor", _like(1))
 _operator(
     "part_features(Tensor x, float scalar, Tensor weight, Tensor bias) -> Tensor",
     lambda x, scalar, weight, bias: (x.new_empty(x.shape[1], weight.shape[0]),),
