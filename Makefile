@@ -26,7 +26,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install constraints demo docs test test-slow test-matrix soak soak-long lint format bench bench-peers oracle train clean
+.PHONY: help install constraints demo docs test test-slow test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench: $(STAMP)  ## time this package, in under two minutes
 
 bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers, all systems
 	$(BIN)/python -m benchmarks.run --peers --breakdown $(if $(MODEL),--model "$(MODEL)")
+
+bench-gpu: $(STAMP)  ## check this package on an NVIDIA GPU and time it there, in ten minutes; EXTRAS=cuda13,md
+	$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)")
 
 oracle: $(PEERS_STAMP)  ## create .venv-peers with torchmd-net and openmm-ml, whose numbers we match
 

@@ -79,9 +79,11 @@ class Worker:
         The interpreter of the backend's environment.
     backend : str
     threads : int
+    module : str
+        What the process runs.
     """
 
-    def __init__(self, python: str | os.PathLike, backend: str, threads: int = 1):
+    def __init__(self, python: str | os.PathLike, backend: str, threads: int = 1, module: str = "benchmarks.worker"):
         # An empty cache of compiled code, as for a system that was never run before.
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "stderr"
@@ -89,7 +91,7 @@ class Worker:
         limits = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA")}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [os.fspath(python), "-m", "benchmarks.worker", "--backend", backend],
+                [os.fspath(python), "-m", module, "--backend", backend],
                 cwd=ROOT,
                 env={**os.environ, **limits, "TORCHINDUCTOR_CACHE_DIR": self._folder.name},
                 stdin=subprocess.PIPE,
@@ -118,6 +120,10 @@ class Worker:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
             raise WorkerFailed(f"{self._backend}, {do}: {answer['error']}\n{tail}")
         return answer["result"]
+
+    def kill(self) -> None:
+        """End the process; a call that waits for it fails."""
+        self._process.kill()
 
     def __enter__(self) -> Worker:
         return self
@@ -285,9 +291,9 @@ def summary(times: dict[str, list[float]], timestep_fs: float) -> dict:
 
 
 def ratios(times: dict[str, list[float]], ours: dict[str, list[float]]) -> dict:
-    """How many times ours is faster: ratio of the medians, and the smallest and largest ratio of a round."""
+    """How many times ours is faster, for each kind of time: ratio of the medians, and the smallest and largest ratio of a round."""
     found = {}
-    for kind in ("step_s", "evaluation_s"):
+    for kind in ours:
         each = [other / own for other, own in zip(times[kind], ours[kind], strict=True)]
         found[kind.removesuffix("_s")] = {
             "median": statistics.median(times[kind]) / statistics.median(ours[kind]),

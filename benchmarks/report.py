@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MARKER = "<!-- benchmark table -->"
@@ -33,20 +34,13 @@ def render(results: dict) -> str:
         As `benchmarks.run` writes it.
     """
     rows = [row for case in results["cases"] for row in _rows(case)]
-    numeric = ("system", "backend")
-    lines = [
-        _line(COLUMNS),
-        _line(["---" if column in numeric else "---:" for column in COLUMNS]),
-        *map(_line, rows),
-        "",
-        _caption(results),
-    ]
+    lines = [*table(COLUMNS, rows, ("system", "backend")), "", _caption(results)]
     if "breakdown" in results:
         lines += ["", *_breakdown(results["breakdown"])]
     return "\n".join(lines) + "\n"
 
 
-def quote(document: str, table: str) -> str:
+def quote(document: str, text: str) -> str:
     """Put a table between the two markers of a document; where there is one marker, between it and a new one.
 
     Raises
@@ -57,7 +51,7 @@ def quote(document: str, table: str) -> str:
     parts = document.split(MARKER)
     if len(parts) not in (2, 3):
         raise ValueError(f"expected one or two markers {MARKER} in the document, received {len(parts) - 1}")
-    return f"{parts[0]}{MARKER}\n{table.strip()}\n{MARKER}{parts[-1]}"
+    return f"{parts[0]}{MARKER}\n{text.strip()}\n{MARKER}{parts[-1]}"
 
 
 def _rows(case: dict) -> list[list[str]]:
@@ -71,13 +65,13 @@ def _rows(case: dict) -> list[list[str]]:
                 "" if k else case["description"],
                 "" if k else f"{case['atoms']:,}",
                 name,
-                _digits(1000 * found["step_s"]),
-                _digits(found["ns_per_day"]),
-                "" if ratios is None else f"{_digits(ratios['step']['median'])}×",
-                _digits(1000 * found["evaluation_s"]),
-                "" if ratios is None else f"{_digits(ratios['evaluation']['median'])}×",
-                _digits(found["first_energy_s"]),
-                _digits(found["ready_s"]),
+                digits(1000 * found["step_s"]),
+                digits(found["ns_per_day"]),
+                "" if ratios is None else f"{digits(ratios['step']['median'])}×",
+                digits(1000 * found["evaluation_s"]),
+                "" if ratios is None else f"{digits(ratios['evaluation']['median'])}×",
+                digits(found["first_energy_s"]),
+                digits(found["ready_s"]),
                 f"{found['memory']['peak_MB']:,.0f}",
                 "" if kernels is None else str(kernels),
             ]
@@ -111,23 +105,27 @@ def _breakdown(breakdown: dict) -> list[str]:
         total = {key: sum(o[key] for o in rest) for key in ("calls", "share")}
         shown = [*shown, {"name": f"{len(rest)} others", **total}]
     return [
-        f"Where a step of {breakdown['case']} goes: {_digits(step)} ms, of which the module {_digits(module)} ms, "
-        f"OpenMM and its plugin {_digits(overhead)} ms. Operators of the module:",
+        f"Where a step of {breakdown['case']} goes: {digits(step)} ms, of which the module {digits(module)} ms, "
+        f"OpenMM and its plugin {digits(overhead)} ms. Operators of the module:",
         "",
-        _line(["operator", "calls", "share", "ms"]),
-        _line(["---", "---:", "---:", "---:"]),
-        *(
-            _line([o["name"], f"{o['calls']:.0f}", f"{100 * o['share']:.0f} %", _digits(o["share"] * module)])
-            for o in shown
+        *table(
+            ["operator", "calls", "share", "ms"],
+            ([o["name"], f"{o['calls']:.0f}", f"{100 * o['share']:.0f} %", digits(o["share"] * module)] for o in shown),
+            ["operator"],
         ),
     ]
 
 
-def _line(cells) -> str:
+def table(columns: Sequence[str], rows: Iterable[Iterable[str]], text: Sequence[str]) -> list[str]:
+    """Lines of a table; the columns that are not `text` are set to the right."""
+    return [_line(columns), _line("---" if column in text else "---:" for column in columns), *map(_line, rows)]
+
+
+def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
@@ -142,11 +140,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--readme", type=Path, help=f"document with {MARKER} to put the table into")
     options = parser.parse_args(arguments)
-    table = render(json.loads(options.results.read_text()))
+    text = render(json.loads(options.results.read_text()))
     if options.readme is None:
-        print(table, end="")
+        print(text, end="")
     else:
-        options.readme.write_text(quote(options.readme.read_text(), table))
+        options.readme.write_text(quote(options.readme.read_text(), text))
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_case(case: Case, settings: Settings, peers: bool) -> dict:
     """Measure one case; without peers this package is compared with its own reference model."""
-    if case.model is not None:
-        settings = replace(settings, model=str(Path(settings.model).parent / case.model))
+    settings = replace(settings, model=case.checkpoint(settings.model))
     pythons = {"ours": Path(sys.executable), **(PEERS if peers else {})}
     with ExitStack() as stack:
         workers: dict[str, Evaluator] = {

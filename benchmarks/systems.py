@@ -40,6 +40,10 @@ class Case:
     description: str
     model: str | None = None
 
+    def checkpoint(self, model: str) -> str:
+        """Path of the checkpoint of this case, given that of the run."""
+        return model if self.model is None else str(Path(model).parent / self.model)
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -48,6 +52,10 @@ class Structure:
     symbols: list[str]
     positions: np.ndarray
     box: np.ndarray | None
+
+    def repeated(self, replicas: int) -> Structure:
+        """So many copies at the same place."""
+        return Structure(self.symbols * replicas, np.tile(self.positions, (replicas, 1)), self.box)
 
 
 CASES = {

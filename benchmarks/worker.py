@@ -40,8 +40,8 @@ SEED = 7
 MOVE = 1e-4  # nm
 
 
-def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str) -> Any:
-    """A System with a TensorNetForce."""
+def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str, **options: Any) -> Any:
+    """A System with a TensorNetForce, which takes the options."""
     import openmm
 
     from openmm_tensornet import TensorNetForce
@@ -51,7 +51,9 @@ def system_ours(topology: Any, structure: Structure, model: str, charge: int, pr
         system.addParticle(atom.element.mass)
     if structure.box is not None:
         system.setDefaultPeriodicBoxVectors(*structure.box)
-    force = TensorNetForce(model, topology, total_charge=charge, positions=structure.positions, precision=precision)
+    force = TensorNetForce(
+        model, topology, total_charge=charge, positions=structure.positions, precision=precision, **options
+    )
     system.addForce(force)
     return system
 
@@ -103,11 +105,30 @@ BACKENDS = {
 class Session:
     """One system with one backend. Public methods are commands."""
 
-    def __init__(self, backend: str):
-        self._backend = BACKENDS[backend]
+    def __init__(self, backend: Backend):
+        self._backend = backend
 
-    def start(self, case: str, model: str, precision: str, threads: int, timestep_fs: float) -> dict:
+    def call(self, do: str, **arguments: Any) -> Any:
+        """Run a command."""
+        return getattr(self, do)(**arguments)
+
+    def start(
+        self,
+        case: str,
+        model: str,
+        precision: str,
+        threads: int,
+        timestep_fs: float,
+        *,
+        replicas: int = 1,
+        platform_name: str = "CPU",
+        properties: dict[str, str] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> dict:
         """Make the force and bring it to full speed.
+
+        `replicas` are copies of the system; `properties`, by default the number of threads, are those of the platform; `options` go
+        to the backend's System.
 
         Returns
         -------
@@ -122,17 +143,19 @@ class Session:
         torch.set_num_threads(threads)
         for module in self._backend.modules:
             importlib.import_module(module)
-        structure = load(CASES[case])
+        structure = load(CASES[case]).repeated(replicas)
         topology = make_topology(structure)
         imported = memory("VmRSS")
         begin = perf_counter()
-        self._system = self._backend.make_system(topology, structure, model, CASES[case].total_charge, precision)
+        self._system = self._backend.make_system(
+            topology, structure, model, CASES[case].total_charge, precision, **(options or {})
+        )
         self._integrator = openmm.VerletIntegrator(timestep_fs / 1000)
         self._context = openmm.Context(
             self._system,
             self._integrator,
-            openmm.Platform.getPlatformByName("CPU"),
-            {"Threads": str(threads)},
+            openmm.Platform.getPlatformByName(platform_name),
+            {"Threads": str(threads)} if properties is None else properties,
         )
         self._positions = structure.positions
         self._context.setPositions(self._positions)
@@ -187,8 +210,10 @@ class Session:
         self._context.setPositions(self._positions)
         self._context.setVelocitiesToTemperature(TEMPERATURE, SEED)
         self._integrator.step(1)  # brings code and weights back into the caches
+        self._wait()
         begin = perf_counter()
         self._integrator.step(count)
+        self._wait()
         seconds = (perf_counter() - begin) / count
         if not np.isfinite(self._context.getState(energy=True).getPotentialEnergy()._value):
             raise ArithmeticError(f"the energy is not finite after {count + 1} steps")
@@ -212,6 +237,10 @@ class Session:
     def memory(self) -> dict:
         """Largest and present memory of this process, MB."""
         return {"peak_MB": memory("VmHWM"), "present_MB": memory("VmRSS")}
+
+    def _wait(self) -> None:
+        """Until a GPU has done what was asked of it."""
+        self._context.getState(positions=True)
 
     def _evaluate_moved(self, k: int) -> float:
         """Move one coordinate a little, then time getState."""
@@ -264,7 +293,11 @@ def main() -> None:
     """Answer commands until stdin ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=BACKENDS, required=True)
-    session = Session(parser.parse_args().backend)
+    serve(Session(BACKENDS[parser.parse_args().backend]))
+
+
+def serve(session: Any) -> None:
+    """Answer the commands on stdin with the public methods of an object."""
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -39,6 +39,7 @@ MAKE_TARGETS = {
     "format",
     "bench",
     "bench-peers",
+    "bench-gpu",
     "oracle",
     "train",
     "clean",
