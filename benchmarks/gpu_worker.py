@@ -29,9 +29,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from openmm_tensornet import TensorNetForce, check_graph_safety, export_torchscript, load_model
+from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.export import load_exported
 from openmm_tensornet.model import TensorNet
-from openmm_tensornet.potential import Atoms, StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
 from openmm_tensornet.testing import TOLERANCES, Tolerance, deviation, packing
 
 from .measure import Settings, alternate, geometries, ratios, summary, tolerances

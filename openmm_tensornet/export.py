@@ -253,6 +253,7 @@ class Exported:
         return Exported(torch.jit.script(wrapper(self.module, json.dumps(self.metadata)).eval()), self.metadata)
 
 
+@torch.enable_grad()  # wherever the user is: the backward pass is recorded
 def compile_potential(
     model: TensorNet,
     atoms: Atoms,

@@ -347,6 +347,12 @@ class TestArguments:
         with pytest.raises(TypeError, match="unexpected keyword argument 'precison'"):
             TensorNetForce(model, atomic_numbers=[8], precison="double")
 
+    def test_where_gradients_are_off(self, model):
+        """As around all of a user's inference."""
+        with torch.no_grad():
+            force = TensorNetForce(model, atomic_numbers=[8, 1, 1])
+        assert force.metadata["deviation"]["relative_force"] < 1e-4
+
     def test_a_system_of_another_size(self, model, platform):
         force = TensorNetForce(model, atomic_numbers=[8, 1, 1])
         context = context_of(make_system(force, 4), platform)
