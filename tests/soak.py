@@ -201,7 +201,7 @@ class Edit(Damage):
                 lambda: value.double(), lambda: value.half(), lambda: value.long(), lambda: value.flatten(), lambda: value.unsqueeze(0),
                 lambda: value * float("nan"), lambda: value * 1e38 * 1e38, lambda: value.flatten()[:1], lambda: None, lambda: 3.0,
                 lambda: value.to(torch.bfloat16), lambda: value.to(torch.complex64), lambda: value.to_sparse() if value.dim() else value,
-                lambda: torch.empty(0), lambda: value.expand(1, *value.shape), lambda: torch.zeros(1).expand(value.shape),
+                lambda: torch.empty(0), lambda: value.expand(1, *value.shape), lambda: torch.zeros(()).expand(value.shape),
             )  # fmt: skip
             choice = self.random.integers(len(ways) + 2)
             if choice == len(ways):
