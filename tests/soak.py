@@ -695,9 +695,11 @@ def one_list(data: Any) -> None:
         finders.append(SelectedPairs(molecules, box is not None, cutoff, capacity))
     cells = tuple(int(v) for v in np.maximum(3, random.integers(3, 6, 3)))
     finders.append(CellPairs(molecules, box is not None, cutoff, capacity, Grid(cells, int(random.integers(2, 80)))))  # type: ignore[arg-type]
+    from openmm_tensornet.kernels.definitions import geometry
     from openmm_tensornet.kernels.functions import FusedPairs
     from openmm_tensornet.kernels.operators import available
 
+    lattice = torch.zeros(0, 3, dtype=torch.float64) if box is None else box
     if available():
         finders.append(FusedPairs(molecules, box is not None, cutoff, capacity))
     for finder in finders:
@@ -705,7 +707,9 @@ def one_list(data: Any) -> None:
         assert index.shape[1] == capacity
         if bool(overflow):
             continue
-        near = (vector.norm(dim=1) < cutoff).tolist()
+        fused = isinstance(finder, FusedPairs)  # whose vectors come with the operator that follows
+        distance = geometry(x, lattice, index, index, 2 * cutoff, False)[0] if fused else vector.norm(dim=1)
+        near = (distance < cutoff).tolist()
         found = [tuple(sorted(p)) for p, within in zip(index.T.tolist(), near, strict=True) if within]
         assert len(found) == len(set(found)), (type(finder), "a pair twice")
         assert set(found) == pairs, (type(finder), "pairs missing without a word", pairs ^ set(found))
