@@ -27,12 +27,16 @@ def profile(force: Any, context: Any, count: int) -> dict:
     -------
     dict
         `module_s`: seconds an evaluation of the module, median. `operators`: list of name, calls an
-        evaluation, and share of the time spent in the operator itself, largest first.
+        evaluation, share of the time spent in the operator itself, largest first, its operations and bytes, and the seconds that these take
+        at least. `machine`: what they are reckoned with, see :mod:`benchmarks.floor`.
     """
     import openmmtorch
     import torch
     from openmm import unit
     from torch.profiler import ProfilerActivity
+
+    from .floor import count as count_work
+    from .floor import machine
 
     module = torch.jit.freeze(openmmtorch.TorchForce.cast(force).getModule().eval())
     state = context.getState(positions=True)
@@ -52,6 +56,7 @@ def profile(force: Any, context: Any, count: int) -> dict:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(count):
                 evaluate()
+    speed, work = machine(), count_work(module, *inputs)
     events = [event for event in profiler.key_averages() if event.key.startswith(NAMESPACES)]
     total = sum(event.self_cpu_time_total for event in events)
     operators = [
@@ -59,7 +64,16 @@ def profile(force: Any, context: Any, count: int) -> dict:
             "name": event.key.partition("::")[2],
             "calls": event.count / count,
             "share": event.self_cpu_time_total / total,
+            **_floor(work.get(event.key.partition("::")[2], {"operations": 0, "bytes": 0}), speed),
         }
         for event in sorted(events, key=lambda event: -event.self_cpu_time_total)
     ]
-    return {"module_s": seconds, "operators": operators}
+    return {"module_s": seconds, "operators": operators, "machine": speed}
+
+
+def _floor(work: dict, speed: dict) -> dict:
+    """Operations and bytes, and the time of what takes longer."""
+    return {
+        **work,
+        "floor_s": max(work["operations"] / speed["operations_per_s"], work["bytes"] / speed["bytes_per_s"]),
+    }

@@ -101,16 +101,33 @@ def _breakdown(breakdown: dict) -> list[str]:
     step, module, overhead = (1000 * breakdown[k] for k in ("step_s", "module_s", "overhead_s"))
     shown = breakdown["operators"][:TOP_OPERATORS]
     rest = breakdown["operators"][TOP_OPERATORS:]
+    keys = ("calls", "share", "operations", "bytes", "floor_s")
+    total = {key: sum(o[key] for o in rest) for key in keys}
     if rest:
-        total = {key: sum(o[key] for o in rest) for key in ("calls", "share")}
         shown = [*shown, {"name": f"{len(rest)} others", **total}]
+    everything = {key: sum(o[key] for o in shown) for key in keys}
+    speed = breakdown["machine"]
     return [
         f"Where a step of {breakdown['case']} goes: {digits(step)} ms, of which the module {digits(module)} ms, "
-        f"OpenMM and its plugin {digits(overhead)} ms. Operators of the module:",
+        f"OpenMM and its plugin {digits(overhead)} ms. Operators of the module, with the additions and multiplications that they "
+        "make, and the bytes that they read and write. The floor is the time of the longer of the two, at "
+        f"{digits(speed['operations_per_s'] / 1e9)} Gflop/s, those of a large matrix product, and "
+        f"{digits(speed['bytes_per_s'] / 1e9)} GB/s, those of a copy within the cache, measured in the same run:",
         "",
         *table(
-            ["operator", "calls", "share", "ms"],
-            ([o["name"], f"{o['calls']:.0f}", f"{100 * o['share']:.0f} %", digits(o["share"] * module)] for o in shown),
+            ["operator", "calls", "share", "ms", "Mflop", "MB", "floor, ms"],
+            (
+                [
+                    o["name"],
+                    f"{o['calls']:.0f}",
+                    f"{100 * o['share']:.0f} %",
+                    *(
+                        digits(v)
+                        for v in (o["share"] * module, o["operations"] / 1e6, o["bytes"] / 1e6, 1000 * o["floor_s"])
+                    ),
+                ]
+                for o in [*shown, {"name": "together", **everything}]
+            ),
             ["operator"],
         ),
     ]

@@ -107,6 +107,7 @@ def run_breakdown(case: Case, settings: Settings) -> dict:
         "module_s": statistics.median(modules),
         "overhead_s": statistics.median(a - b for a, b in zip(steps, modules, strict=True)),
         "operators": found[-1]["operators"],
+        "machine": found[-1]["machine"],
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import measure, report, run
 from benchmarks.systems import CASES, ROOT, load, parse_xyz
+from openmm_tensornet import load_model
 
 SETTINGS = measure.Settings("some.ckpt", rounds=2, block_seconds=0.01)
 
@@ -160,12 +161,17 @@ def test_breakdown_table_adds_up():
         "step_s": 0.003,
         "module_s": 0.002,
         "overhead_s": 0.001,
-        "operators": [{"name": f"op{k}", "calls": 2.0, "share": 0.05} for k in range(20)],
+        "operators": [
+            {"name": f"op{k}", "calls": 2.0, "share": 0.05, "operations": 1e6, "bytes": 2e6, "floor_s": 1e-5}
+            for k in range(20)
+        ],
+        "machine": {"operations_per_s": 1e11, "bytes_per_s": 2e11},
     }
     text = report.render(results)
     assert "3.00 ms, of which the module 2.00 ms, OpenMM and its plugin 1.00 ms" in text
-    assert "| op0 | 2 | 5 % | 0.10 |" in text
-    assert "| 10 others | 20 | 50 % | 1.00 |" in text
+    assert "| op0 | 2 | 5 % | 0.10 | 1.00 | 2.00 | 0.01 |" in text
+    assert "| 10 others | 20 | 50 % | 1.00 | 10.0 | 20.0 | 0.10 |" in text
+    assert "| together | 40 | 100 % | 2.00 | 20.0 | 40.0 | 0.20 |" in text
 
 
 def test_quoting_keeps_the_rest_and_can_be_repeated():
@@ -178,6 +184,14 @@ def test_quoting_keeps_the_rest_and_can_be_repeated():
 
 def test_readme_has_a_place_for_the_table():
     report.quote((ROOT / "README.md").read_text(), "table")
+
+
+def work_of_products(model, atoms: int) -> int:
+    """Of a TensorNet's matrix products, forward and backward, reckoned from its shape."""
+    f, layers = model.config.embedding_dimension, model.config.num_layers
+    tensors = 9 * f * f * (1 + 2 * layers)
+    gates, readout = f * 2 * f + 2 * f * 3 * f, 3 * f * f + f * (f // 2)
+    return 2 * 2 * atoms * (tensors + gates + readout)
 
 
 def test_worker_failure_shows_its_cause():
@@ -218,4 +232,7 @@ def test_run_from_end_to_end(shared_dir, tmp_path, capsys, monkeypatch):
     assert ours["kernels"] > 0 and ours["torch_threads"] == 1
     assert ours["memory"]["peak_MB"] >= ours["memory"]["present_MB"] > 0
     assert ours["first_energy_s"] < ours["ready_s"]
-    assert sum(operator["share"] for operator in results["breakdown"]["operators"]) == pytest.approx(1)
+    operators = {operator["name"]: operator for operator in results["breakdown"]["operators"]}
+    assert sum(operator["share"] for operator in operators.values()) == pytest.approx(1)
+    products = sum(operators[name]["operations"] for name in ("bmm", "baddbmm", "mm", "addmm"))
+    assert products == pytest.approx(work_of_products(load_model(model), 22), rel=0.01)
