@@ -32,6 +32,7 @@ ORDER = (
     "flatten",
     "kernels.definitions",
     "kernels.cpu",
+    "kernels.cuda_steps",
     "kernels.cuda",
     "kernels.operators",
     "kernels.functions",

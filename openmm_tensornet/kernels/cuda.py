@@ -2,7 +2,7 @@
 
 One launch each, except that the backward pass of a layer takes two. Sums over neighbors are gathered by the atom that receives them,
 from the entries of `by_atom`, with all neighbors of a small molecule at once: nothing is added atomically, and the same input gives the
-same bits. What concerns one atom and channel alone is a row of nine components in registers; matrices are tuples of nine, row by row.
+same bits.
 """
 
 from __future__ import annotations
@@ -13,250 +13,39 @@ import triton.language as tl
 from torch import Tensor
 
 from . import definitions
+from .cuda_steps import (
+    EPSILON,
+    HALF,
+    SIXTH,
+    activate,
+    activation_slope,
+    angular,
+    anticommutator,
+    by_part,
+    components,
+    dot,
+    entries,
+    function_slopes,
+    function_values,
+    load,
+    locate,
+    matmul,
+    matrix,
+    multiply,
+    multiply_backward,
+    normalized,
+    normalized_backward,
+    part_sums,
+    plus,
+    store,
+    sum_rows,
+    times,
+    turn,
+)
 
-EPSILON: tl.constexpr = tl.constexpr(definitions.EPSILON)  # of LayerNorm
 NEIGHBORS = 32  # at a time
 CHANNELS = 32  # of a program that sums over neighbors
 ELEMENTS = 128  # atoms times channels of a program that treats each by itself
-_HALF: tl.constexpr = tl.constexpr(2**-0.5)
-_THIRD: tl.constexpr = tl.constexpr(3**-0.5)
-_SIXTH: tl.constexpr = tl.constexpr(6**-0.5)
-
-
-# ------------------------------------------------------------------------------------------------------------ tuples
-
-
-@triton.jit
-def _load(x, stride, at, mask):
-    """Nine components, each `stride` after the one before."""
-    return (
-        tl.load(x + at, mask, 0), tl.load(x + stride + at, mask, 0), tl.load(x + 2 * stride + at, mask, 0),
-        tl.load(x + 3 * stride + at, mask, 0), tl.load(x + 4 * stride + at, mask, 0), tl.load(x + 5 * stride + at, mask, 0),
-        tl.load(x + 6 * stride + at, mask, 0), tl.load(x + 7 * stride + at, mask, 0), tl.load(x + 8 * stride + at, mask, 0),
-    )  # fmt: skip
-
-
-@triton.jit
-def _store(x, stride, at, mask, c):
-    for k in tl.static_range(9):
-        tl.store(x + k * stride + at, c[k], mask)
-
-
-@triton.jit
-def _plus(a, b):
-    return (
-        a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7], a[8] + b[8],
-    )  # fmt: skip
-
-
-@triton.jit
-def _times(s, a):
-    return s * a[0], s * a[1], s * a[2], s * a[3], s * a[4], s * a[5], s * a[6], s * a[7], s * a[8]
-
-
-@triton.jit
-def _by_part(p, a):
-    """Components times their part's factor."""
-    return (
-        p[0] * a[0], p[1] * a[1], p[1] * a[2], p[1] * a[3], p[2] * a[4], p[2] * a[5], p[2] * a[6], p[2] * a[7], p[2] * a[8],
-    )  # fmt: skip
-
-
-@triton.jit
-def _parts(a, b):
-    """Sums of products over the components of each part."""
-    return (
-        a[0] * b[0],
-        a[1] * b[1] + a[2] * b[2] + a[3] * b[3],
-        a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7] + a[8] * b[8],
-    )
-
-
-@triton.jit
-def _dot(a, b):
-    i, v, s = _parts(a, b)
-    return i + v + s
-
-
-@triton.jit
-def _sum(a):
-    """Over the first dimension."""
-    return (
-        tl.sum(a[0], 0), tl.sum(a[1], 0), tl.sum(a[2], 0), tl.sum(a[3], 0), tl.sum(a[4], 0), tl.sum(a[5], 0), tl.sum(a[6], 0),
-        tl.sum(a[7], 0), tl.sum(a[8], 0),
-    )  # fmt: skip
-
-
-@triton.jit
-def _matrix(c):
-    """From components in the orthonormal basis of :mod:`openmm_tensornet.tensors`."""
-    i = c[0] * _THIRD - c[8] * _SIXTH
-    return (
-        i + c[7] * _HALF, (c[4] - c[3]) * _HALF, (c[5] + c[2]) * _HALF,
-        (c[4] + c[3]) * _HALF, i - c[7] * _HALF, (c[6] - c[1]) * _HALF,
-        (c[5] - c[2]) * _HALF, (c[6] + c[1]) * _HALF, c[0] * _THIRD + 2 * c[8] * _SIXTH,
-    )  # fmt: skip
-
-
-@triton.jit
-def _components(m):
-    """The way back."""
-    return (
-        (m[0] + m[4] + m[8]) * _THIRD, (m[7] - m[5]) * _HALF, (m[2] - m[6]) * _HALF, (m[3] - m[1]) * _HALF,
-        (m[1] + m[3]) * _HALF, (m[2] + m[6]) * _HALF, (m[5] + m[7]) * _HALF, (m[0] - m[4]) * _HALF,
-        (2 * m[8] - m[0] - m[4]) * _SIXTH,
-    )  # fmt: skip
-
-
-@triton.jit
-def _turn(a):
-    return a[0], a[3], a[6], a[1], a[4], a[7], a[2], a[5], a[8]
-
-
-@triton.jit
-def _matmul(a, b):
-    return (
-        a[0] * b[0] + a[1] * b[3] + a[2] * b[6], a[0] * b[1] + a[1] * b[4] + a[2] * b[7], a[0] * b[2] + a[1] * b[5] + a[2] * b[8],
-        a[3] * b[0] + a[4] * b[3] + a[5] * b[6], a[3] * b[1] + a[4] * b[4] + a[5] * b[7], a[3] * b[2] + a[4] * b[5] + a[5] * b[8],
-        a[6] * b[0] + a[7] * b[3] + a[8] * b[6], a[6] * b[1] + a[7] * b[4] + a[8] * b[7], a[6] * b[2] + a[7] * b[5] + a[8] * b[8],
-    )  # fmt: skip
-
-
-@triton.jit
-def _anticommutator(a, b):
-    return _plus(_matmul(a, b), _matmul(b, a))
-
-
-# ------------------------------------------------------------------------------------------------------------- steps
-
-
-@triton.jit
-def _multiply(y, m, factor, BOTH: tl.constexpr):
-    """factor·(YM+MY), or factor·2MY, of components."""
-    y, m = _matrix(y), _matrix(m)
-    if BOTH:
-        return _components(_times(factor, _anticommutator(y, m)))
-    else:
-        return _components(_times(2 * factor, _matmul(m, y)))
-
-
-@triton.jit
-def _multiply_backward(g, y, m, factor, BOTH: tl.constexpr):
-    """Gradients by Y and M."""
-    y, m = _turn(_matrix(y)), _turn(_matrix(m))
-    if BOTH:
-        g = _matrix(_times(factor, g))
-        return _components(_anticommutator(g, m)), _components(_anticommutator(g, y))
-    else:
-        g = _matrix(_times(2 * factor, g))
-        return _components(_matmul(m, g)), _components(_matmul(g, y))
-
-
-@triton.jit
-def _normalize(x, NORMALIZE: tl.constexpr):
-    """x/(‖x‖²+1), or x."""
-    if NORMALIZE:
-        x = _times(1 / (_dot(x, x) + 1), x)
-    return x
-
-
-@triton.jit
-def _normalize_backward(g, x, NORMALIZE: tl.constexpr):
-    """From the gradient by the result that by x."""
-    if NORMALIZE:
-        s = 1 / (_dot(x, x) + 1)
-        g = _plus(_times(s, g), _times(-2 * s * s * _dot(x, g), x))
-    return g
-
-
-@triton.jit
-def _sigmoid(x):
-    return 1 / (1 + tl.exp(-x))
-
-
-@triton.jit
-def _activate(x, SILU: tl.constexpr):
-    if SILU:
-        x = x * _sigmoid(x)
-    return x
-
-
-@triton.jit
-def _activation_slope(x, SILU: tl.constexpr):
-    """Derivative by x."""
-    if SILU:
-        s = _sigmoid(x)
-        return s * (1 + x * (1 - s))
-    else:
-        return x * 0 + 1
-
-
-@triton.jit
-def _locate(distance, intervals, lower: tl.constexpr, step: tl.constexpr, dtype: tl.constexpr):
-    """Row of the table and place in its interval; row 0, which is NaN, for what is NaN or too close."""
-    place = (distance.to(tl.float64) - lower) / step + 1
-    place = tl.where(place >= 1, place, 0)
-    row = tl.minimum(tl.minimum(place, intervals + 1.0).to(tl.int32), intervals + 1)
-    return row, (place - row).to(dtype)
-
-
-@triton.jit
-def _functions(table, row, t, f, mask, channels):
-    """Values of the three parts' functions."""
-    c = table + row * 12 * channels + f
-    row_stride = 3 * channels
-    i = tl.load(c + 3 * row_stride, mask, 0)
-    i = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * i)
-    )
-    c += channels
-    a = tl.load(c + 3 * row_stride, mask, 0)
-    a = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * a)
-    )
-    c += channels
-    s = tl.load(c + 3 * row_stride, mask, 0)
-    s = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * s)
-    )
-    return i, a, s
-
-
-@triton.jit
-def _slope(c, t, mask, row_stride, step: tl.constexpr):
-    third = tl.load(c + 3 * row_stride, mask, 0)
-    return (tl.load(c + row_stride, mask, 0) + t * (2 * tl.load(c + 2 * row_stride, mask, 0) + 3 * t * third)) / step
-
-
-@triton.jit
-def _slopes(table, row, t, f, mask, channels, step: tl.constexpr):
-    """Derivatives of the functions by the distance."""
-    c = table + row * 12 * channels + f
-    row_stride = 3 * channels
-    return (
-        _slope(c, t, mask, row_stride, step),
-        _slope(c + channels, t, mask, row_stride, step),
-        _slope(c + 2 * channels, t, mask, row_stride, step),
-    )
-
-
-@triton.jit
-def _angular(x, y, z):
-    """1, u and the five components of uuᵀ−𝟙/3."""
-    return (
-        x * 0 + 1, x, y, z, 2 * x * y * _HALF, 2 * x * z * _HALF, 2 * y * z * _HALF, (x * x - y * y) * _HALF,
-        (2 * z * z - x * x - y * y) * _SIXTH,
-    )  # fmt: skip
-
-
-@triton.jit
-def _entries(by_atom, pairs, count, atoms, k, end):
-    """Some entries of an atom: which exist, their pairs, other atoms, and 1 or −1 for the direction."""
-    exists = k < end
-    entry = tl.load(by_atom + atoms + 1 + k, exists, 0)
-    p, second = entry // 2, entry % 2
-    other = tl.load(pairs + tl.where(second == 0, count, 0) + p, exists, 0)
-    return exists, p, other, 1 - 2 * second
 
 
 # ------------------------------------------------------------------------------------------------------------- pairs
@@ -304,7 +93,7 @@ def _geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, force
     fy = tl.zeros((BLOCK,), tl.float64)
     fz = tl.zeros((BLOCK,), tl.float64)
     for first in range(start, end, BLOCK):
-        exists, p, _, sign = _entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
+        exists, p, _, sign = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
         d = tl.load(distance + p, exists, 1)
         x, y, z = (
             tl.load(unit + 3 * p, exists, 0),
@@ -343,19 +132,19 @@ def _embed(
     x = (x0, zero, zero, zero, zero, zero, zero, zero, zero)
     start, end = tl.load(by_atom + atom), tl.load(by_atom + atom + 1)
     for first in range(start, end, BLOCK):
-        exists, p, other, sign = _entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
+        exists, p, other, sign = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
         d = tl.load(distance + p, exists, 0)
         near = exists & ~(d >= lower + step * intervals)
-        row, t = _locate(d, intervals, lower, step, dtype)
+        row, t = locate(d, intervals, lower, step, dtype)
         mask = near[:, None] & inside[None, :]
-        values = _functions(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
+        values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
         z = z_i[None, :] + tl.load(sender + other[:, None] * channels + f[None, :], mask, 0)
         u = sign * tl.load(unit + 3 * p, near, 0)
         v = sign * tl.load(unit + 3 * p + 1, near, 0)
         w = sign * tl.load(unit + 3 * p + 2, near, 0)
-        g = _angular(u[:, None], v[:, None], w[:, None])
-        x = _plus(x, _sum(_by_part((values[0] * z, values[1] * z, values[2] * z), g)))
-    _store(result, atoms * channels, atom * channels + f, inside, x)
+        g = angular(u[:, None], v[:, None], w[:, None])
+        x = plus(x, sum_rows(by_part((values[0] * z, values[1] * z, values[2] * z), g)))
+    store(result, atoms * channels, atom * channels + f, inside, x)
 
 
 def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step, result) -> None:
@@ -378,26 +167,26 @@ def _embed_backward(
     near = ~(d >= lower + step * intervals)
     mask = f < tl.where(near, channels, 0)
     dtype = table.dtype.element_ty
-    row, t = _locate(d, intervals, lower, step, dtype)
+    row, t = locate(d, intervals, lower, step, dtype)
     t = tl.where(near, t, 0)
-    values = _functions(table, row, t, f, mask, channels)
-    slopes = _slopes(table, row, t, f, mask, channels, step)
+    values = function_values(table, row, t, f, mask, channels)
+    slopes = function_slopes(table, row, t, f, mask, channels, step)
     z_i = tl.load(receiver + i * channels + f, mask, 0) + tl.load(sender + j * channels + f, mask, 0)
     z_j = tl.load(receiver + j * channels + f, mask, 0) + tl.load(sender + i * channels + f, mask, 0)
-    g_i = _times(z_i, _load(g_result, atoms * channels, i * channels + f, mask))
-    g_j = _times(z_j, _load(g_result, atoms * channels, j * channels + f, mask))
+    g_i = times(z_i, load(g_result, atoms * channels, i * channels + f, mask))
+    g_j = times(z_j, load(g_result, atoms * channels, j * channels + f, mask))
     # Of the second atom the vector points the other way.
     both = (
         g_i[0] + g_j[0], g_i[1] - g_j[1], g_i[2] - g_j[2], g_i[3] - g_j[3], g_i[4] + g_j[4], g_i[5] + g_j[5], g_i[6] + g_j[6],
         g_i[7] + g_j[7], g_i[8] + g_j[8],
     )  # fmt: skip
     x, y, z = tl.load(unit + 3 * p, near, 0), tl.load(unit + 3 * p + 1, near, 0), tl.load(unit + 3 * p + 2, near, 0)
-    along = tl.sum(_dot(_by_part(slopes, both), _angular(x, y, z)), 0)
+    along = tl.sum(dot(by_part(slopes, both), angular(x, y, z)), 0)
     tl.store(g_distance + p, tl.load(g_through + p) + along)
-    g = _sum(_by_part(values, both))
-    by_x = g[1] + 2 * ((g[4] * y + g[5] * z + g[7] * x) * _HALF - g[8] * x * _SIXTH)
-    by_y = g[2] + 2 * ((g[4] * x + g[6] * z - g[7] * y) * _HALF - g[8] * y * _SIXTH)
-    by_z = g[3] + 2 * ((g[5] * x + g[6] * y) * _HALF + 2 * g[8] * z * _SIXTH)
+    g = sum_rows(by_part(values, both))
+    by_x = g[1] + 2 * ((g[4] * y + g[5] * z + g[7] * x) * HALF - g[8] * x * SIXTH)
+    by_y = g[2] + 2 * ((g[4] * x + g[6] * z - g[7] * y) * HALF - g[8] * y * SIXTH)
+    by_z = g[3] + 2 * ((g[5] * x + g[6] * y) * HALF + 2 * g[8] * z * SIXTH)
     tl.store(g_unit + 3 * p, by_x)
     tl.store(g_unit + 3 * p + 1, by_y)
     tl.store(g_unit + 3 * p + 2, by_z)
@@ -424,14 +213,14 @@ def _gather(
     zero = tl.zeros((WIDTH,), dtype)
     m = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     for first in range(start, end, BLOCK):
-        exists, p, other, _ = _entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
+        exists, p, other, _ = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
         d = tl.load(distance + p, exists, 0)
         near = exists & ~(d >= lower + step * intervals)
-        row, t = _locate(d, intervals, lower, step, dtype)
+        row, t = locate(d, intervals, lower, step, dtype)
         mask = near[:, None] & inside[None, :]
-        values = _functions(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
-        y_j = _load(y, atoms * channels, other[:, None] * channels + f[None, :], mask)
-        m = _plus(m, _sum(_by_part(values, y_j)))
+        values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
+        y_j = load(y, atoms * channels, other[:, None] * channels + f[None, :], mask)
+        m = plus(m, sum_rows(by_part(values, y_j)))
     return m
 
 
@@ -446,15 +235,15 @@ def _interact(
     m = _gather(
         start, end, distance, pairs, by_atom, table, y, count, atoms, channels, intervals, f, inside, lower, step, BLOCK, WIDTH
     )  # fmt: skip
-    y_i = _load(y, atoms * channels, atom * channels + f, inside)
-    o = _load(own, channels, f, inside)
-    m = _plus(m, (
+    y_i = load(y, atoms * channels, atom * channels + f, inside)
+    o = load(own, channels, f, inside)
+    m = plus(m, (
         o[0] * y_i[0], o[1] * y_i[1], o[2] * y_i[2], o[3] * y_i[3], o[4] * y_i[4], o[5] * y_i[5], o[6] * y_i[6], o[7] * y_i[7],
         o[8] * y_i[8],
     ))  # fmt: skip
-    _store(message, atoms * channels, atom * channels + f, inside, m)
-    product = _normalize(_multiply(y_i, m, tl.load(factor + atom), BOTH), True)
-    _store(result, atoms * channels, atom * channels + f, inside, product)
+    store(message, atoms * channels, atom * channels + f, inside, m)
+    product = normalized(multiply(y_i, m, tl.load(factor + atom), BOTH), True)
+    store(result, atoms * channels, atom * channels + f, inside, product)
 
 
 def interact(distance, pairs, by_atom, own, table, lower, step, y, factor, both, result, message) -> None:
@@ -482,25 +271,25 @@ def _message_backward(
             start, end, distance, pairs, by_atom, table, g_m, count, atoms, channels, intervals, f, inside, lower, step, BLOCK,
             WIDTH,
         )  # fmt: skip
-        g_i = _load(g_m, atoms * channels, atom * channels + f, inside)
-        o = _load(own, channels, f, inside)
-        g = _plus(g, (
+        g_i = load(g_m, atoms * channels, atom * channels + f, inside)
+        o = load(own, channels, f, inside)
+        g = plus(g, (
             o[0] * g_i[0], o[1] * g_i[1], o[2] * g_i[2], o[3] * g_i[3], o[4] * g_i[4], o[5] * g_i[5], o[6] * g_i[6],
             o[7] * g_i[7], o[8] * g_i[8],
         ))  # fmt: skip
-        before = _load(g_y, atoms * channels, atom * channels + f, inside)
-        _store(g_y, atoms * channels, atom * channels + f, inside, _plus(before, g))
+        before = load(g_y, atoms * channels, atom * channels + f, inside)
+        store(g_y, atoms * channels, atom * channels + f, inside, plus(before, g))
     else:
         p, k = program - atoms * parts, tl.arange(0, ALL)
         i, j = tl.load(pairs + p), tl.load(pairs + count + p)
         d = tl.load(distance + p)
         near = ~(d >= lower + step * intervals)
         mask = k < tl.where(near, channels, 0)
-        row, t = _locate(d, intervals, lower, step, table.dtype.element_ty)
-        slopes = _slopes(table, row, tl.where(near, t, 0), k, mask, channels, step)
+        row, t = locate(d, intervals, lower, step, table.dtype.element_ty)
+        slopes = function_slopes(table, row, tl.where(near, t, 0), k, mask, channels, step)
         stride = atoms * channels
-        forth = _parts(_load(g_m, stride, i * channels + k, mask), _load(y, stride, j * channels + k, mask))
-        back = _parts(_load(g_m, stride, j * channels + k, mask), _load(y, stride, i * channels + k, mask))
+        forth = part_sums(load(g_m, stride, i * channels + k, mask), load(y, stride, j * channels + k, mask))
+        back = part_sums(load(g_m, stride, j * channels + k, mask), load(y, stride, i * channels + k, mask))
         along = slopes[0] * (forth[0] + back[0]) + slopes[1] * (forth[1] + back[1]) + slopes[2] * (forth[2] + back[2])
         tl.store(g_distance + p, tl.sum(along, 0))
 
@@ -539,8 +328,8 @@ def _block_sum(
             c * tl.load(w + channels, mask, 0),
             c * tl.load(w + 2 * channels, mask, 0),
         )
-        y_s = _load(y, atoms * channels, (others + s)[:, None] * channels + f[None, :], mask)
-        total = _plus(total, _sum(_by_part(parts, y_s)))
+        y_s = load(y, atoms * channels, (others + s)[:, None] * channels + f[None, :], mask)
+        total = plus(total, sum_rows(by_part(parts, y_s)))
     return total
 
 
@@ -550,7 +339,7 @@ def _block_message(weight, scale, y, m, atoms, slots, channels, BLOCK: tl.conste
     inside = f < channels
     block = atom // slots * slots
     total = _block_sum(weight, scale, y, atom, block, atoms, slots, channels, f, inside, slots, 1, BLOCK, WIDTH)
-    _store(m, atoms * channels, atom * channels + f, inside, total)
+    store(m, atoms * channels, atom * channels + f, inside, total)
 
 
 def block_message(weight, scale, y, m) -> None:
@@ -575,14 +364,14 @@ def _block_message_backward(
         block = atom // slots * slots
         column = block * slots + atom % slots  # who receives from this atom
         total = _block_sum(weight, scale, g_m, column, block, atoms, slots, channels, f, inside, 1, slots, BLOCK, WIDTH)
-        _store(g_y, stride, atom * channels + f, inside, total)
+        store(g_y, stride, atom * channels + f, inside, total)
     else:
         place, k = program - atoms * parts, tl.arange(0, ALL)
         i = place // slots
         j = i // slots * slots + place % slots
         c = tl.load(scale + place)
         mask = k < tl.where(c != 0, channels, 0)
-        by = _parts(_load(g_m, stride, i * channels + k, mask), _load(y, stride, j * channels + k, mask))
+        by = part_sums(load(g_m, stride, i * channels + k, mask), load(y, stride, j * channels + k, mask))
         at = place * 3 * channels + k
         along = by[0] * tl.load(weight + at, mask, 0) + by[1] * tl.load(weight + channels + at, mask, 0)
         along += by[2] * tl.load(weight + 2 * channels + at, mask, 0)
@@ -612,8 +401,8 @@ def by_atom(pairs: Tensor, atoms: int, result: Tensor) -> None:
 def _norm_features(x, weight, bias, out, atoms, channels, WIDTH: tl.constexpr):
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
-    x = _load(x, atoms * channels, atom * channels + f, inside)
-    t = _dot(x, x)
+    x = load(x, atoms * channels, atom * channels + f, inside)
+    t = dot(x, x)
     t -= tl.sum(t, 0) / channels
     t = tl.where(inside, t, 0)
     t *= 1 / tl.sqrt(tl.sum(t * t, 0) / channels + EPSILON)
@@ -630,13 +419,13 @@ def _norm_features_backward(g_x, g_out, x, weight, result, atoms, channels, WIDT
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
     at = atom * channels + f
-    x = _load(x, atoms * channels, at, inside)
-    t = _dot(x, x)
+    x = load(x, atoms * channels, at, inside)
+    t = dot(x, x)
     t = tl.where(inside, t - tl.sum(t, 0) / channels, 0)
     scale = 1 / tl.sqrt(tl.sum(t * t, 0) / channels + EPSILON)
     g = tl.load(g_out + at, inside, 0) * tl.load(weight + f, inside, 0)
     g = 2 * scale * (g - tl.sum(g, 0) / channels - t * (scale * scale * tl.sum(g * t, 0) / channels))
-    _store(result, atoms * channels, at, inside, _plus(_load(g_x, atoms * channels, at, inside), _times(g, x)))
+    store(result, atoms * channels, at, inside, plus(load(g_x, atoms * channels, at, inside), times(g, x)))
 
 
 def norm_features_backward(g_x, g_out, x, weight, result) -> None:
@@ -649,7 +438,7 @@ def norm_features_backward(g_x, g_out, x, weight, result) -> None:
 @triton.jit
 def _part_norms(x, inside, count, scalar: tl.constexpr):
     """Centred norms of the three parts, and one over their standard deviation."""
-    i, a, s = _parts(x, x)
+    i, a, s = part_sums(x, x)
     i *= scalar
     mean = tl.sum(i + a + s, 0) / count
     i, a, s = tl.where(inside, i - mean, 0), tl.where(inside, a - mean, 0), tl.where(inside, s - mean, 0)
@@ -660,7 +449,7 @@ def _part_norms(x, inside, count, scalar: tl.constexpr):
 def _part_features(x, weight, bias, out, atoms, channels, scalar: tl.constexpr, WIDTH: tl.constexpr):
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
-    x = _load(x, atoms * channels, atom * channels + f, inside)
+    x = load(x, atoms * channels, atom * channels + f, inside)
     t, scale = _part_norms(x, inside, 3 * channels, scalar)
     for k in tl.static_range(3):
         at = k * channels + f
@@ -679,7 +468,7 @@ def part_features(x, scalar, weight, bias, out) -> None:
 def _part_features_backward(g_out, x, weight, g_x, atoms, channels, scalar: tl.constexpr, WIDTH: tl.constexpr):
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
-    x = _load(x, atoms * channels, atom * channels + f, inside)
+    x = load(x, atoms * channels, atom * channels + f, inside)
     t, scale = _part_norms(x, inside, 3 * channels, scalar)
     g_out += atom * 3 * channels
     i = tl.load(g_out + f, inside, 0) * tl.load(weight + f, inside, 0)
@@ -690,7 +479,7 @@ def _part_features_backward(g_out, x, weight, g_x, atoms, channels, scalar: tl.c
     i = 2 * scale * (i - mean - t[0] * along) * scalar
     a = 2 * scale * (a - mean - t[1] * along)
     s = 2 * scale * (s - mean - t[2] * along)
-    _store(g_x, atoms * channels, atom * channels + f, inside, _by_part((i, a, s), x))
+    store(g_x, atoms * channels, atom * channels + f, inside, by_part((i, a, s), x))
 
 
 def part_features_backward(g_out, x, scalar, weight, g_x) -> None:
@@ -703,7 +492,7 @@ def part_features_backward(g_out, x, scalar, weight, g_x) -> None:
 @triton.jit
 def _head(h, weight, bias, out, width, SILU: tl.constexpr, WIDTH: tl.constexpr):
     atom, k = tl.program_id(0), tl.arange(0, WIDTH)
-    value = _activate(tl.load(h + atom * width + k, k < width, 0), SILU) * tl.load(weight + k, k < width, 0)
+    value = activate(tl.load(h + atom * width + k, k < width, 0), SILU) * tl.load(weight + k, k < width, 0)
     tl.store(out + atom, tl.sum(value, 0) + tl.load(bias))
 
 
@@ -715,7 +504,7 @@ def head(h, weight, bias, silu, out) -> None:
 @triton.jit
 def _head_backward(g_out, h, weight, g_h, width, SILU: tl.constexpr, WIDTH: tl.constexpr):
     atom, k = tl.program_id(0), tl.arange(0, WIDTH)
-    slope = _activation_slope(tl.load(h + atom * width + k, k < width, 0), SILU)
+    slope = activation_slope(tl.load(h + atom * width + k, k < width, 0), SILU)
     tl.store(g_h + atom * width + k, tl.load(g_out + atom) * tl.load(weight + k, k < width, 0) * slope, k < width)
 
 
@@ -747,8 +536,8 @@ def _gate(x, gates, out, size, channels, SILU: tl.constexpr, NORMALIZE: tl.const
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     _, g = _gates(gates, at, channels, mask)
-    factors = (_activate(g[0], SILU), _activate(g[1], SILU), _activate(g[2], SILU))
-    _store(out, size, at, mask, _normalize(_by_part(factors, _load(x, size, at, mask)), NORMALIZE))
+    factors = (activate(g[0], SILU), activate(g[1], SILU), activate(g[2], SILU))
+    store(out, size, at, mask, normalized(by_part(factors, load(x, size, at, mask)), NORMALIZE))
 
 
 def gate(x, gates, silu, normalize, out) -> None:
@@ -762,15 +551,15 @@ def _gate_backward(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    x = _load(x, size, at, mask)
+    x = load(x, size, at, mask)
     _, n = _gates(gates, at, channels, mask)
-    factors = (_activate(n[0], SILU), _activate(n[1], SILU), _activate(n[2], SILU))
-    g = _normalize_backward(_load(g_out, size, at, mask), _by_part(factors, x), NORMALIZE)
-    _store(g_x, size, at, mask, _by_part(factors, g))
-    by = _parts(g, x)
+    factors = (activate(n[0], SILU), activate(n[1], SILU), activate(n[2], SILU))
+    g = normalized_backward(load(g_out, size, at, mask), by_part(factors, x), NORMALIZE)
+    store(g_x, size, at, mask, by_part(factors, g))
+    by = part_sums(g, x)
     place = g_gates + at // channels * 3 * channels + at % channels
     for k in tl.static_range(3):
-        tl.store(place + k * channels, by[k] * _activation_slope(n[k], SILU), mask)
+        tl.store(place + k * channels, by[k] * activation_slope(n[k], SILU), mask)
 
 
 def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates) -> None:
@@ -783,7 +572,7 @@ def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates) -> None:
 @triton.jit
 def _normalized(x, out, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _store(out, size, at, at < size, _normalize(_load(x, size, at, at < size), True))
+    store(out, size, at, at < size, normalized(load(x, size, at, at < size), True))
 
 
 def normalize(x, out) -> None:
@@ -795,7 +584,7 @@ def normalize(x, out) -> None:
 def _normalized_backward(g_out, x, g_x, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    _store(g_x, size, at, mask, _normalize_backward(_load(g_out, size, at, mask), _load(x, size, at, mask), True))
+    store(g_x, size, at, mask, normalized_backward(load(g_out, size, at, mask), load(x, size, at, mask), True))
 
 
 def normalize_backward(g_out, x, g_x) -> None:
@@ -808,8 +597,8 @@ def _product(y, m, factor, out, size, channels, BOTH: tl.constexpr, BLOCK: tl.co
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     scale = tl.load(factor + at // channels, mask, 0)
-    p = _multiply(_load(y, size, at, mask), _load(m, size, at, mask), scale, BOTH)
-    _store(out, size, at, mask, _normalize(p, True))
+    p = multiply(load(y, size, at, mask), load(m, size, at, mask), scale, BOTH)
+    store(out, size, at, mask, normalized(p, True))
 
 
 def product(y, m, factor, both, out) -> None:
@@ -821,12 +610,12 @@ def product(y, m, factor, both, out) -> None:
 def _product_backward(g_out, y, m, factor, g_y, g_m, size, channels, BOTH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    y, m = _load(y, size, at, mask), _load(m, size, at, mask)
+    y, m = load(y, size, at, mask), load(m, size, at, mask)
     scale = tl.load(factor + at // channels, mask, 0)
-    g = _normalize_backward(_load(g_out, size, at, mask), _multiply(y, m, scale, BOTH), True)
-    by_y, by_m = _multiply_backward(g, y, m, scale, BOTH)
-    _store(g_y, size, at, mask, by_y)
-    _store(g_m, size, at, mask, by_m)
+    g = normalized_backward(load(g_out, size, at, mask), multiply(y, m, scale, BOTH), True)
+    by_y, by_m = multiply_backward(g, y, m, scale, BOTH)
+    store(g_y, size, at, mask, by_y)
+    store(g_m, size, at, mask, by_m)
 
 
 def product_backward(g_out, y, m, factor, both, g_y, g_m) -> None:
@@ -838,15 +627,15 @@ def product_backward(g_out, y, m, factor, both, g_y, g_m) -> None:
 def _plus_square(x, d, factor, out, size, channels, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    d = _load(d, size, at, mask)
-    total = _plus(_plus(_load(x, size, at, mask), d), _square(d, tl.load(factor + at // channels, mask, 0)))
-    _store(out, size, at, mask, _normalize(total, NORMALIZE))
+    d = load(d, size, at, mask)
+    total = plus(plus(load(x, size, at, mask), d), _square(d, tl.load(factor + at // channels, mask, 0)))
+    store(out, size, at, mask, normalized(total, NORMALIZE))
 
 
 @triton.jit
 def _square(d, factor):
-    d = _matrix(d)
-    return _components(_times(factor, _matmul(d, d)))
+    d = matrix(d)
+    return components(times(factor, matmul(d, d)))
 
 
 def plus_square(x, d, factor, normalize, out) -> None:
@@ -858,13 +647,13 @@ def plus_square(x, d, factor, normalize, out) -> None:
 def _plus_square_backward(g_out, x, d, factor, g_x, g_d, size, channels, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    d = _load(d, size, at, mask)
+    d = load(d, size, at, mask)
     scale = tl.load(factor + at // channels, mask, 0)
-    total = _plus(_plus(_load(x, size, at, mask), d), _square(d, scale))
-    g = _normalize_backward(_load(g_out, size, at, mask), total, NORMALIZE)
-    _store(g_x, size, at, mask, g)
-    by_square = _components(_anticommutator(_matrix(_times(scale, g)), _turn(_matrix(d))))
-    _store(g_d, size, at, mask, _plus(g, by_square))
+    total = plus(plus(load(x, size, at, mask), d), _square(d, scale))
+    g = normalized_backward(load(g_out, size, at, mask), total, NORMALIZE)
+    store(g_x, size, at, mask, g)
+    by_square = components(anticommutator(matrix(times(scale, g)), turn(matrix(d))))
+    store(g_d, size, at, mask, plus(g, by_square))
 
 
 def plus_square_backward(g_out, x, d, factor, normalize, g_x, g_d) -> None:
