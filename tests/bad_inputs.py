@@ -378,6 +378,14 @@ CHECKPOINTS: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
         "FILE: trainable_rbf: expected True or False, received 'no'",
     ),
     (
+        "a tensor for an option", lambda g: g.edited(option(atom_filter=torch.ones(2))), ValueError,
+        "FILE: atom_filter: expected numbers, texts, or lists of them, received a tensor",
+    ),
+    (
+        "a cutoff beyond all lengths", lambda g: g.edited(option(cutoff_upper=1e300)), ValueError,
+        "FILE: cutoff_upper: expected a length of at most 1e+06, received 1e+300",
+    ),
+    (
         "a number for a flag", lambda g: g.edited(option(charge=2)), ValueError,
         "FILE: charge: expected True or False, received 2",
     ),
