@@ -11,6 +11,7 @@ import logging
 import math
 
 import numpy as np
+import torch
 from numba import njit
 from numba.core import event
 
@@ -517,32 +518,35 @@ def part_features_backward(g_out, x, scalar, weight, g_x):
                 g_x[c, a, f] = factor * g_t[first + f] * x[c, a, f]
 
 
-@_kernel
-def _silu(h):
-    one = h.dtype.type(1)
-    for k in range(len(h)):
-        h[k] = h[k] / (one + math.exp(-h[k]))
+def _sigmoid(h, silu):
+    """With which SiLU and its slope are arithmetic alone: 1 for the identity. PyTorch's takes eight numbers at a time, Numba's exp one."""
+    return torch.from_numpy(h).sigmoid().numpy() if silu else np.ones_like(h)
 
 
-@_kernel
-def _silu_slope(h, slope):
-    """SiLU in place, and its derivative."""
-    one = h.dtype.type(1)
-    for k in range(len(h)):
-        s = one / (one + math.exp(-h[k]))
-        slope[k] = s * (one + h[k] * (one - s))
-        h[k] *= s
-
-
-@_kernel
 def gate(x, gates, silu, normalize, out):
+    _gate(x, gates, _sigmoid(gates, silu), normalize, out)
+
+
+def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates):
+    _gate_backward(g_out, x, gates, _sigmoid(gates, silu), normalize, g_x, g_gates)
+
+
+def head(h, weight, bias, silu, out):
+    _head(h, _sigmoid(h, silu), weight, bias, out)
+
+
+def head_backward(g_out, h, weight, silu, g_h):
+    _head_backward(g_out, h, _sigmoid(h, silu), weight, g_h)
+
+
+@_kernel
+def _gate(x, gates, sigmoid, normalize, out):
     atoms, channels = x.shape[1:]
     s, n = np.empty(channels, x.dtype), np.empty(3 * channels, x.dtype)
     one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
     for a in range(atoms):
-        n[:] = gates[a]
-        if silu:
-            _silu(n)
+        for f in range(3 * channels):
+            n[f] = gates[a, f] * sigmoid[a, f]
         for f in range(channels):
             s[f] = 0
         for c in range(9):
@@ -559,15 +563,13 @@ def gate(x, gates, silu, normalize, out):
 
 
 @_kernel
-def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates):
+def _gate_backward(g_out, x, gates, sigmoid, normalize, g_x, g_gates):
     atoms, channels = x.shape[1:]
-    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
-    n, slope = np.empty(3 * channels, x.dtype), np.ones(3 * channels, x.dtype)
+    s, along, n = np.empty(channels, x.dtype), np.empty(channels, x.dtype), np.empty(3 * channels, x.dtype)
     one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
     for a in range(atoms):
-        n[:] = gates[a]
-        if silu:
-            _silu_slope(n, slope)
+        for f in range(3 * channels):
+            n[f] = gates[a, f] * sigmoid[a, f]
         for f in range(channels):
             s[f] = along[f] = 0
         for c in range(9):
@@ -588,31 +590,25 @@ def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates):
                 g_x[c, a, f] = g * n[first + f]
                 g_gates[a, first + f] += g * x[c, a, f]
         for f in range(3 * channels):
-            g_gates[a, f] *= slope[f]
+            g_gates[a, f] *= sigmoid[a, f] + n[f] * (one - sigmoid[a, f])
 
 
 @_kernel
-def head(h, weight, bias, silu, out):
-    n = np.empty(h.shape[1], h.dtype)
+def _head(h, sigmoid, weight, bias, out):
     for a in range(h.shape[0]):
-        n[:] = h[a]
-        if silu:
-            _silu(n)
         total = bias[0]
-        for k in range(len(n)):
-            total += n[k] * weight[k, 0]
+        for k in range(h.shape[1]):
+            total += h[a, k] * sigmoid[a, k] * weight[k, 0]
         out[a] = total
 
 
 @_kernel
-def head_backward(g_out, h, weight, silu, g_h):
-    n, slope = np.empty(h.shape[1], h.dtype), np.ones(h.shape[1], h.dtype)
+def _head_backward(g_out, h, sigmoid, weight, g_h):
+    one = h.dtype.type(1)
     for a in range(h.shape[0]):
-        n[:] = h[a]
-        if silu:
-            _silu_slope(n, slope)
-        for k in range(len(n)):
-            g_h[a, k] = g_out[a] * weight[k, 0] * slope[k]
+        for k in range(h.shape[1]):
+            slope = sigmoid[a, k] * (one + h[a, k] * (one - sigmoid[a, k]))
+            g_h[a, k] = g_out[a] * weight[k, 0] * slope
 
 
 # ------------------------------------------------------------------------------------------- products of 3×3 tensors
