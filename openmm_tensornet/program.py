@@ -126,7 +126,6 @@ class StaticProgram(Module):
         cutoff = model.network_cutoff * units.nm_per_length
         # The box must be twice as wide as the larger of the cutoffs.
         self.cutoff = model.cutoff * units.nm_per_length if math.isfinite(model.cutoff) else cutoff
-        self.dtype = dtype
         self.num_molecules = len(atoms.charges)
 
         zero = torch.zeros(1, dtype=torch.float64)

@@ -24,6 +24,7 @@ from .cuda_steps import (
     by_part,
     components,
     dot,
+    each,
     entries,
     function_slopes,
     function_values,
@@ -236,11 +237,7 @@ def _interact(
         start, end, distance, pairs, by_atom, table, y, count, atoms, channels, intervals, f, inside, lower, step, BLOCK, WIDTH
     )  # fmt: skip
     y_i = load(y, atoms * channels, atom * channels + f, inside)
-    o = load(own, channels, f, inside)
-    m = plus(m, (
-        o[0] * y_i[0], o[1] * y_i[1], o[2] * y_i[2], o[3] * y_i[3], o[4] * y_i[4], o[5] * y_i[5], o[6] * y_i[6], o[7] * y_i[7],
-        o[8] * y_i[8],
-    ))  # fmt: skip
+    m = plus(m, each(load(own, channels, f, inside), y_i))
     store(message, atoms * channels, atom * channels + f, inside, m)
     product = normalized(multiply(y_i, m, tl.load(factor + atom), BOTH), True)
     store(result, atoms * channels, atom * channels + f, inside, product)
@@ -272,11 +269,7 @@ def _message_backward(
             WIDTH,
         )  # fmt: skip
         g_i = load(g_m, atoms * channels, atom * channels + f, inside)
-        o = load(own, channels, f, inside)
-        g = plus(g, (
-            o[0] * g_i[0], o[1] * g_i[1], o[2] * g_i[2], o[3] * g_i[3], o[4] * g_i[4], o[5] * g_i[5], o[6] * g_i[6],
-            o[7] * g_i[7], o[8] * g_i[8],
-        ))  # fmt: skip
+        g = plus(g, each(load(own, channels, f, inside), g_i))
         before = load(g_y, atoms * channels, atom * channels + f, inside)
         store(g_y, atoms * channels, atom * channels + f, inside, plus(before, g))
     else:
@@ -523,19 +516,23 @@ def _elements(x: Tensor) -> tuple[int, tuple[int]]:
 
 
 @triton.jit
+def _first_gate(at, channels):
+    """Place in (A, 3F) of the first part's gate of an atom and channel."""
+    return at // channels * 3 * channels + at % channels
+
+
+@triton.jit
 def _gates(gates, at, channels, mask):
-    """Where the three parts' gates are, and their values."""
-    place = gates + at // channels * 3 * channels + at % channels
-    return place, (
-        tl.load(place, mask, 0), tl.load(place + channels, mask, 0), tl.load(place + 2 * channels, mask, 0),
-    )  # fmt: skip
+    """Values of the three parts' gates."""
+    place = gates + _first_gate(at, channels)
+    return tl.load(place, mask, 0), tl.load(place + channels, mask, 0), tl.load(place + 2 * channels, mask, 0)
 
 
 @triton.jit
 def _gate(x, gates, out, size, channels, SILU: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    _, g = _gates(gates, at, channels, mask)
+    g = _gates(gates, at, channels, mask)
     factors = (activate(g[0], SILU), activate(g[1], SILU), activate(g[2], SILU))
     store(out, size, at, mask, normalized(by_part(factors, load(x, size, at, mask)), NORMALIZE))
 
@@ -552,12 +549,12 @@ def _gate_backward(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     x = load(x, size, at, mask)
-    _, n = _gates(gates, at, channels, mask)
+    n = _gates(gates, at, channels, mask)
     factors = (activate(n[0], SILU), activate(n[1], SILU), activate(n[2], SILU))
     g = normalized_backward(load(g_out, size, at, mask), by_part(factors, x), NORMALIZE)
     store(g_x, size, at, mask, by_part(factors, g))
     by = part_sums(g, x)
-    place = g_gates + at // channels * 3 * channels + at % channels
+    place = g_gates + _first_gate(at, channels)
     for k in tl.static_range(3):
         tl.store(place + k * channels, by[k] * activation_slope(n[k], SILU), mask)
 

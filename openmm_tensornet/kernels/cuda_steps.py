@@ -48,6 +48,14 @@ def times(s, a):
 
 
 @triton.jit
+def each(a, b):
+    """Products, component by component."""
+    return (
+        a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3], a[4] * b[4], a[5] * b[5], a[6] * b[6], a[7] * b[7], a[8] * b[8],
+    )  # fmt: skip
+
+
+@triton.jit
 def by_part(p, a):
     """Components times their part's factor."""
     return (
@@ -194,25 +202,23 @@ def locate(distance, intervals, lower: tl.constexpr, step: tl.constexpr, dtype: 
 
 
 @triton.jit
+def _value(c, t, mask, row_stride):
+    third = tl.load(c + 3 * row_stride, mask, 0)
+    return tl.load(c, mask, 0) + t * (
+        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * third)
+    )
+
+
+@triton.jit
 def function_values(table, row, t, f, mask, channels):
     """Values of the three parts' functions."""
     c = table + row * 12 * channels + f
     row_stride = 3 * channels
-    i = tl.load(c + 3 * row_stride, mask, 0)
-    i = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * i)
+    return (
+        _value(c, t, mask, row_stride),
+        _value(c + channels, t, mask, row_stride),
+        _value(c + 2 * channels, t, mask, row_stride),
     )
-    c += channels
-    a = tl.load(c + 3 * row_stride, mask, 0)
-    a = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * a)
-    )
-    c += channels
-    s = tl.load(c + 3 * row_stride, mask, 0)
-    s = tl.load(c, mask, 0) + t * (
-        tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * s)
-    )
-    return i, a, s
 
 
 @triton.jit
