@@ -1,369 +1,297 @@
 """The operators' kernels for the CPU, in Numba; :mod:`.definitions` says what each computes.
 
-Inner loops run over channels and take few rows at a time: LLVM makes vector instructions of them if a few comparisons
-at run time show that what is written does not overlap what is read. Literals are cast, since Numba computes with float64 otherwise.
-Each kernel runs on one thread in a fixed order, so that the same input gives the same bits.
+Most are written for some channels at a time (:mod:`.simd`); of plain loops LLVM makes vector instructions. Literals are cast
+there, since Numba computes with float64 otherwise. Each kernel runs on one thread in a fixed order, so that the same input gives the
+same bits.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 
 import numpy as np
-import torch
-from numba import njit
-from numba.core import event
 
-from .. import tensors
+from . import definitions
+from .cpu_pairs import by_atom, geometry, geometry_backward, near_pairs  # noqa: F401  more of them
+from .cpu_steps import (
+    HALF,
+    LANES,
+    SIXTH,
+    activate,
+    activation_slope,
+    add,
+    angular,
+    by_part,
+    clear,
+    coefficients,
+    each,
+    inlined,
+    kernel,
+    locate,
+    multiply,
+    multiply_backward,
+    nine,
+    normalized,
+    normalized_backward,
+    over_channels,
+    part_sums,
+    plus,
+    put,
+    slopes,
+    sum_up,
+    three,
+    times,
+    values,
+)
+from .simd import at, keep, lanes, load, pointer, store, wide
 
-# NaN must stay NaN, so not all of fastmath.
-_kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
-EPSILON = 1e-5  # of LayerNorm
-MOST_CELLS = 64  # along each direction
-_HALF, _SIXTH = 1 / math.sqrt(2), 1 / math.sqrt(6)
-
-
-class _SayOnce(event.Listener):
-    """Says what the user is waiting for; kernels that come from Numba's cache are not compiled."""
-
-    said = False
-
-    def on_start(self, _: event.Event) -> None:
-        if not self.said:
-            self.said = True
-            logging.getLogger("openmm_tensornet").warning(
-                "openmm-tensornet: compiling kernels for this CPU, which takes about a minute, once for each precision"
-            )
-
-    def on_end(self, _: event.Event) -> None:
-        pass
-
-
-event.register("numba:compile", _SayOnce())
-
+EPSILON = definitions.EPSILON
 
 # ------------------------------------------------------------------------------------------------------------ pairs
 
 
-@_kernel
-def _clamped(place, number):
-    """As an index below `number`, whatever rounding and overflow made of it."""
-    return int(place) if 0 <= place < number else number - 1
+@inlined
+def _size(channels):
+    """Numbers of an atom in an array of :func:`_by_atom`."""
+    return 9 * (channels + LANES - 1) // LANES * LANES
 
 
-@_kernel
-def _cells(positions, box, width, cells):
-    """Put each atom into a cell at least `width` wide; the number of cells along each direction, 0 where something is not finite.
-
-    Along a periodic direction that has no room for three there is one: no cell may be a neighbor twice.
-    """
-    number, low, high = np.ones(3, np.int64), np.empty(3), np.empty(3)
-    none = np.zeros(3, np.int64)
-    for k in range(3):
-        low[k] = high[k] = positions[0, k]
-        for a in range(positions.shape[0]):
-            if not np.isfinite(positions[a, k]):
-                return none
-            low[k], high[k] = min(low[k], positions[a, k]), max(high[k], positions[a, k])
-    if box.shape[0] == 0:
-        for k in range(3):
-            extent = high[k] - low[k]
-            number[k] = max(1, min(extent / width, MOST_CELLS))
-            for a in range(positions.shape[0]):
-                place = (positions[a, k] - low[k]) / max(extent, width) * number[k]
-                cells[a, k] = _clamped(place, number[k])
-        return number
-    ax, bx, by, cx, cy, cz = box[0, 0], box[1, 0], box[1, 1], box[2, 0], box[2, 1], box[2, 2]
-    # Distances between opposite faces, from the volume and the faces' areas.
-    u, v, w = by * cz, bx * cz, bx * cy - by * cx
-    heights = (ax * u / math.sqrt(u * u + v * v + w * w), u / math.sqrt(cz * cz + cy * cy), cz)
-    for k in range(3):
-        if not (heights[k] > 0 and np.isfinite(heights[k])):
-            return none
-        if heights[k] >= 3 * width:
-            number[k] = min(heights[k] / width, MOST_CELLS)
-    for a in range(positions.shape[0]):
-        c = positions[a, 2] / cz
-        b = (positions[a, 1] - c * cy) / by
-        fraction = ((positions[a, 0] - b * bx - c * cx) / ax, b, c)
-        for k in range(3):
-            cells[a, k] = _clamped((fraction[k] - np.floor(fraction[k])) * number[k], number[k])
-    return number
+@inlined
+def _place(f):
+    """Of the first component of a channel there; the next ones are :data:`LANES` numbers apart."""
+    return 9 * f - LANES * (f % LANES)
 
 
-@_kernel
-def _cell(x, y, z, number):
-    return (x % number[0] * number[1] + y % number[1]) * number[2] + z % number[2]
+@over_channels
+def _gather(f, like, x, row, y):
+    put(y, _place(f), LANES, nine(x, f, row, like))
 
 
-@_kernel
-def _by_cell(cells, number, begin, order):
-    """Sort atoms by cell: where each cell begins in the order."""
-    begin[:] = 0
-    for a in range(len(order)):
-        begin[_cell(cells[a, 0], cells[a, 1], cells[a, 2], number) + 1] += 1
-    for c in range(1, len(begin)):
-        begin[c] += begin[c - 1]
-    free = begin[:-1].copy()
-    for a in range(len(order)):
-        c = _cell(cells[a, 0], cells[a, 1], cells[a, 2], number)
-        order[free[c]] = a
-        free[c] += 1
+@over_channels
+def _spread(f, like, y, x, row):
+    put(x, f, row, nine(y, _place(f), LANES, like))
 
 
-@_kernel
-def _nearest(x, y, z, box, by_a, by_b, by_c):
-    """Nearest image; c, b, a, since each vector of a reduced box only has components up to its own."""
-    turns = np.rint(z * by_c)
-    x, y, z = x - turns * box[2, 0], y - turns * box[2, 1], z - turns * box[2, 2]
-    turns = np.rint(y * by_b)
-    x, y = x - turns * box[1, 0], y - turns * box[1, 1]
-    return x - np.rint(x * by_a) * box[0, 0], y, z
-
-
-@_kernel
-def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found):
-    periodic = box.shape[0] == 3
-    by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
-    cells = np.empty((positions.shape[0], 3), np.int64)
-    # A little wider than the cutoff, so that rounding puts no pair two cells apart.
-    number = _cells(positions, box, cutoff * (1 + 1e-9), cells)
-    finite = number[0] > 0
-    # Pairs in the order of their cells: those that follow each other share atoms, which are in the cache.
-    begin = np.empty(number[0] * number[1] * number[2] + 1, np.int64)
-    order = np.empty(positions.shape[0] if finite else 0, np.int64)
-    _by_cell(cells, number, begin, order)
-    low, high = np.empty(3, np.int64), np.empty(3, np.int64)
-    count = 0
-    for i in order:
-        for k in range(3):
-            low[k], high[k] = cells[i, k] - 1, cells[i, k] + 2
-            if number[k] == 1 or not periodic:
-                low[k], high[k] = max(low[k], 0), min(high[k], number[k])
-        for x_cell in range(low[0], high[0]):
-            for y_cell in range(low[1], high[1]):
-                for z_cell in range(low[2], high[2]):
-                    cell = _cell(x_cell, y_cell, z_cell, number)
-                    for j in order[begin[cell] : begin[cell + 1]]:
-                        if j <= i or molecules[i] != molecules[j]:
-                            continue
-                        x = positions[i, 0] - positions[j, 0]
-                        y = positions[i, 1] - positions[j, 1]
-                        z = positions[i, 2] - positions[j, 2]
-                        if periodic:
-                            x, y, z = _nearest(x, y, z, box, by_a, by_b, by_c)
-                        if not x * x + y * y + z * z >= cutoff * cutoff:  # NaN, of an overflow, is near
-                            if count < capacity:
-                                pairs[0, count], pairs[1, count] = i, j
-                            count += 1
-    for p in range(count, capacity):
-        pairs[0, p] = pairs[1, p] = 0
-    found[0] = count if finite else capacity + 1
-
-
-@_kernel
-def by_atom(pairs, atoms, result):
-    entries = result[atoms + 1 :]
-    result[: atoms + 1] = 0
-    for p in range(pairs.shape[1]):
-        i, j = pairs[0, p], pairs[1, p]
-        if i != j:
-            result[i + 1] += 1
-            result[j + 1] += 1
-    for a in range(atoms):
-        result[a + 1] += result[a]
-    free = result[:atoms].copy()
-    entries[result[atoms] :] = 0
-    for p in range(pairs.shape[1]):
-        i, j = pairs[0, p], pairs[1, p]
-        if i != j:
-            entries[free[i]], entries[free[j]] = 2 * p, 2 * p + 1
-            free[i] += 1
-            free[j] += 1
-
-
-@_kernel
-def geometry(positions, box, pairs, by_atom, far, single, distance, unit):
-    cast = distance.dtype.type
-    periodic = box.shape[0] == 3
-    by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
-    for p in range(len(distance)):
-        i, j = pairs[0, p], pairs[1, p]
-        if i == j:
-            distance[p] = far
-            unit[p, 0] = unit[p, 1] = unit[p, 2] = 0
-            continue
-        x = positions[i, 0] - positions[j, 0]
-        y = positions[i, 1] - positions[j, 1]
-        z = positions[i, 2] - positions[j, 2]
-        if periodic:
-            x, y, z = _nearest(x, y, z, box, by_a, by_b, by_c)
-        x, y, z = cast(x), cast(y), cast(z)
-        d = math.sqrt(x * x + y * y + z * z)
-        distance[p] = d
-        unit[p, 0], unit[p, 1], unit[p, 2] = x / d, y / d, z / d
-
-
-@_kernel
-def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, atoms, forces):
-    for a in range(atoms):
-        forces[a, 0] = forces[a, 1] = forces[a, 2] = 0
-    for p in range(len(distance)):
-        i, j = pairs[0, p], pairs[1, p]
-        if i == j:
-            continue
-        x, y, z, d = unit[p, 0], unit[p, 1], unit[p, 2], distance[p]
-        a, b, c = g_unit[p, 0] / d, g_unit[p, 1] / d, g_unit[p, 2] / d
-        along = g_distance[p] - (x * a + y * b + z * c)
-        a, b, c = a + x * along, b + y * along, c + z * along
-        forces[i, 0] += a
-        forces[i, 1] += b
-        forces[i, 2] += c
-        forces[j, 0] -= a
-        forces[j, 1] -= b
-        forces[j, 2] -= c
-
-
-@_kernel
-def _locate(distance, lower, step, intervals):
-    """Row of the table and place in its interval, 0 to 1; row 0, which is NaN, for what is NaN or too close."""
-    place = (np.float64(distance) - lower) / step + 1
-    row = 0
-    if place >= 1:
-        row = min(int(place), intervals + 1)
-    return row, place - row
-
-
-@_kernel
-def _functions(table, row, place, values):
-    t = table.dtype.type(place)
-    for k in range(len(values)):
-        values[k] = table[row, 0, k] + t * (table[row, 1, k] + t * (table[row, 2, k] + t * table[row, 3, k]))
-
-
-@_kernel
-def _slopes(table, row, place, step, slopes):
-    cast = table.dtype.type
-    one, two, three = cast(1 / step), cast(2 * place / step), cast(3 * place * place / step)
-    for k in range(len(slopes)):
-        slopes[k] = one * table[row, 1, k] + two * table[row, 2, k] + three * table[row, 3, k]
-
-
-@_kernel
-def _angular(unit, p, g):
-    """u and the five components of uuᵀ−𝟙/3."""
-    x, y, z = unit[p, 0], unit[p, 1], unit[p, 2]
-    g[0], g[1], g[2] = x, y, z
-    g[3], g[4], g[5] = 2 * _HALF * x * y, 2 * _HALF * x * z, 2 * _HALF * y * z
-    g[6], g[7] = _HALF * (x * x - y * y), _SIXTH * (2 * z * z - x * x - y * y)
-
-
-@_kernel
+@kernel
 def _atoms_first(x):
-    """(9, A, F) to (A, 9, F), in which what a pair needs of an atom lies together."""
-    y = np.empty((x.shape[1], 9, x.shape[2]), x.dtype)
-    for k in range(9):
-        for a in range(x.shape[1]):
-            for f in range(x.shape[2]):
-                y[a, k, f] = x[k, a, f]
+    """(9, A, F) to atom by atom, in which what a pair needs of an atom and some channels lies together."""
+    atoms, channels = x.shape[1:]
+    y = np.empty((atoms, _size(channels)), x.dtype)
+    for a in range(atoms):
+        x_a = at(pointer(x), a * channels)
+        _gather(channels, x_a, x_a, atoms * channels, at(pointer(y), a * y.shape[1]))
     return y
 
 
-@_kernel
+@kernel
 def _components_first(y, x):
     """The way back."""
-    for k in range(9):
-        for a in range(x.shape[1]):
-            for f in range(x.shape[2]):
-                x[k, a, f] = y[a, k, f]
+    atoms, channels = x.shape[1:]
+    for a in range(atoms):
+        x_a = at(pointer(x), a * channels)
+        _spread(channels, x_a, at(pointer(y), a * y.shape[1]), x_a, atoms * channels)
 
 
-@_kernel
-def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step, result):
+@over_channels
+def _embed_pair(f, like, table, channels, t, g, receiver_i, sender_i, receiver_j, sender_j, x_i, x_j):
+    v = values(coefficients(table, f, channels, like), t)
+    z_i = load(receiver_i, f, like) + load(sender_j, f, like)
+    z_j = load(receiver_j, f, like) + load(sender_i, f, like)
+    forth = (1.0, g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7])
+    back = (1.0, -g[0], -g[1], -g[2], g[3], g[4], g[5], g[6], g[7])
+    k = _place(f)
+    put(x_i, k, LANES, plus(nine(x_i, k, LANES, like), by_part((v[0] * z_i, v[1] * z_i, v[2] * z_i), forth)))
+    put(x_j, k, LANES, plus(nine(x_j, k, LANES, like), by_part((v[0] * z_j, v[1] * z_j, v[2] * z_j), back)))
+
+
+@over_channels
+def _own_embedding(f, like, own, x):
+    store(x, _place(f), load(own, f, like))
+
+
+@kernel
+def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, lower, step, result):
     atoms, channels = own.shape
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    values = np.empty(3 * channels, own.dtype)
-    z_i, z_j = np.empty(channels, own.dtype), np.empty(channels, own.dtype)
-    g = np.empty(8, own.dtype)
-    x = np.zeros((atoms, 9, channels), own.dtype)
+    size = _size(channels)
+    x = np.zeros((atoms, size), own.dtype)
+    x_at, receiver_at, sender_at, table_at = pointer(x), pointer(receiver), pointer(sender), pointer(table)
     for a in range(atoms):
-        for f in range(channels):
-            x[a, 0, f] = own[a, f]
+        _own_embedding(channels, x_at, at(pointer(own), a * channels), at(x_at, a * size))
     for p in range(len(distance)):
         if distance[p] >= upper:
             continue
         i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        _angular(unit, p, g)
-        for f in range(channels):
-            z_i[f] = receiver[i, f] + sender[j, f]
-        for f in range(channels):
-            z_j[f] = receiver[j, f] + sender[i, f]
-        for f in range(channels):
-            x[i, 0, f] += values[f] * z_i[f]
-        for f in range(channels):
-            x[j, 0, f] += values[f] * z_j[f]
-        for k in range(8):
-            first = channels if k < 3 else 2 * channels
-            forth = g[k]
-            back = -forth if k < 3 else forth
-            for f in range(channels):
-                x[i, k + 1, f] += forth * values[first + f] * z_i[f]
-            for f in range(channels):
-                x[j, k + 1, f] += back * values[first + f] * z_j[f]
+        row, t = locate(distance[p], lower, step, intervals)
+        _embed_pair(
+            channels, table_at, at(table_at, row * 12 * channels), channels, t, angular(unit, p),
+            at(receiver_at, i * channels), at(sender_at, i * channels), at(receiver_at, j * channels), at(sender_at, j * channels),
+            at(x_at, i * size), at(x_at, j * size),
+        )  # fmt: skip
     _components_first(x, result)
 
 
-@_kernel
+@over_channels
+def _embed_pair_backward(
+    f, like, table, channels, t, step, g, receiver_i, sender_i, receiver_j, sender_j, g_i, g_j, sums
+):
+    """Add to the sums over channels: the gradients by the distance, and by the eight components."""
+    c = coefficients(table, f, channels, like)
+    v, s = values(c, t), slopes(c, t, step)
+    z_i = load(receiver_i, f, like) + load(sender_j, f, like)
+    z_j = load(receiver_j, f, like) + load(sender_i, f, like)
+    k = _place(f)
+    by_i, by_j = times(z_i, nine(g_i, k, LANES, like)), times(z_j, nine(g_j, k, LANES, like))
+    both = plus(by_i, by_part((1, -1, 1), by_j))
+    along = s[0] * both[0]
+    along += s[1] * (g[0] * both[1] + g[1] * both[2] + g[2] * both[3])
+    along += s[2] * (g[3] * both[4] + g[4] * both[5] + g[5] * both[6] + g[6] * both[7] + g[7] * both[8])
+    d = by_part(v, both)
+    add(sums, (along, d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]), like)
+
+
+@kernel
 def embed_backward(
     g_result, g_through, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit
 ):
     channels = receiver.shape[1]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    g_x = _atoms_first(g_result)
-    values, slopes = np.empty(3 * channels, g_x.dtype), np.empty(3 * channels, g_x.dtype)
-    z_i, z_j = np.empty(channels, g_x.dtype), np.empty(channels, g_x.dtype)
-    g, g_g = np.empty(8, g_x.dtype), np.empty(8, g_x.dtype)
-    zero = g_x.dtype.type(0)
+    size = _size(channels)
+    g_x, sums = _atoms_first(g_result), np.empty(9 * LANES, g_result.dtype)
+    g_at, receiver_at, sender_at = pointer(g_x), pointer(receiver), pointer(sender)
+    table_at, sums_at, count = pointer(table), pointer(sums), lanes(pointer(sums))
     for p in range(len(distance)):
         if distance[p] >= upper:
             g_distance[p] = g_through[p]
             g_unit[p, 0] = g_unit[p, 1] = g_unit[p, 2] = 0
             continue
         i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        _slopes(table, row, place, step, slopes)
-        _angular(unit, p, g)
-        for f in range(channels):
-            z_i[f] = receiver[i, f] + sender[j, f]
-        for f in range(channels):
-            z_j[f] = receiver[j, f] + sender[i, f]
-        along = zero
-        for f in range(channels):
-            along += slopes[f] * (z_i[f] * g_x[i, 0, f] + z_j[f] * g_x[j, 0, f])
-        for k in range(8):
-            first = channels if k < 3 else 2 * channels
-            sign = g_x.dtype.type(-1 if k < 3 else 1)
-            by_value, by_slope = zero, zero
-            for f in range(channels):
-                both = z_i[f] * g_x[i, k + 1, f] + sign * z_j[f] * g_x[j, k + 1, f]
-                by_value += values[first + f] * both
-                by_slope += slopes[first + f] * both
-            g_g[k] = by_value
-            along += g[k] * by_slope
-        g_distance[p] = g_through[p] + along
-        x, y, z = g[0], g[1], g[2]
-        g_unit[p, 0] = g_g[0] + 2 * (_HALF * (g_g[3] * y + g_g[4] * z + g_g[6] * x) - _SIXTH * g_g[7] * x)
-        g_unit[p, 1] = g_g[1] + 2 * (_HALF * (g_g[3] * x + g_g[5] * z - g_g[6] * y) - _SIXTH * g_g[7] * y)
-        g_unit[p, 2] = g_g[2] + 2 * (_HALF * (g_g[4] * x + g_g[5] * y) + 2 * _SIXTH * g_g[7] * z)
+        row, t = locate(distance[p], lower, step, intervals)
+        clear(sums_at, wide(g_at))
+        _embed_pair_backward(
+            channels, g_at, at(table_at, row * 12 * channels), channels, t, step, angular(unit, p),
+            at(receiver_at, i * channels), at(sender_at, i * channels), at(receiver_at, j * channels), at(sender_at, j * channels),
+            at(g_at, i * size), at(g_at, j * size), sums_at,
+        )  # fmt: skip
+        g_distance[p] = g_through[p] + sum_up(sums, 0, count)
+        by_x, by_y, by_z = sum_up(sums, 1, count), sum_up(sums, 2, count), sum_up(sums, 3, count)
+        xy, xz, yz = sum_up(sums, 4, count), sum_up(sums, 5, count), sum_up(sums, 6, count)
+        xx, zz = sum_up(sums, 7, count), sum_up(sums, 8, count)
+        x, y, z = unit[p, 0], unit[p, 1], unit[p, 2]
+        g_unit[p, 0] = by_x + 2 * (HALF * (xy * y + xz * z + xx * x) - SIXTH * zz * x)
+        g_unit[p, 1] = by_y + 2 * (HALF * (xy * x + yz * z - xx * y) - SIXTH * zz * y)
+        g_unit[p, 2] = by_z + 2 * (HALF * (xz * x + yz * y) + 2 * SIXTH * zz * z)
+    keep(g_x)
 
 
-@_kernel
+@over_channels
+def _own_message(f, like, own, channels, y, m):
+    k = _place(f)
+    put(m, k, LANES, each(nine(own, f, channels, like), nine(y, k, LANES, like)))
+
+
+@over_channels
+def _message(f, like, table, channels, t, y_i, y_j, m_i, m_j):
+    v, k = values(coefficients(table, f, channels, like), t), _place(f)
+    put(m_i, k, LANES, plus(nine(m_i, k, LANES, like), by_part(v, nine(y_j, k, LANES, like))))
+    put(m_j, k, LANES, plus(nine(m_j, k, LANES, like), by_part(v, nine(y_i, k, LANES, like))))
+
+
+@over_channels
+def _message_product(f, like, y, m, factor, both, out, message, row):
+    """The product, and the message, with components first: `row` numbers from one to the next."""
+    k = _place(f)
+    m_a = nine(m, k, LANES, like)
+    put(message, f, row, m_a)
+    put(out, f, row, normalized(multiply(nine(y, k, LANES, like), m_a, factor, both), True))
+
+
+@kernel
+def interact(distance, pairs, _by_atom, own, table, lower, step, y_values, factor, both, out, message):
+    atoms, channels = y_values.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    size, y = _size(channels), _atoms_first(y_values)
+    m = np.empty_like(y)
+    y_at, m_at, table_at = pointer(y), pointer(m), pointer(table)
+    for a in range(atoms):
+        _own_message(channels, y_at, pointer(own), channels, at(y_at, a * size), at(m_at, a * size))
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            continue
+        i, j = pairs[0, p] * size, pairs[1, p] * size
+        row, t = locate(distance[p], lower, step, intervals)
+        _message(
+            channels, y_at, at(table_at, row * 12 * channels), channels, t, at(y_at, i), at(y_at, j), at(m_at, i), at(m_at, j)
+        )  # fmt: skip
+    for a in range(atoms):
+        _message_product(
+            channels, y_at, at(y_at, a * size), at(m_at, a * size), factor[a], both,
+            at(pointer(out), a * channels), at(pointer(message), a * channels), atoms * channels,
+        )  # fmt: skip
+    keep(y)
+    keep(m)
+
+
+@over_channels
+def _message_product_gradients(f, like, g_out, message, row, y, own, channels, factor, both, g_y, g_m):
+    """Gradients by Y, the self pair's included, and by the message."""
+    k = _place(f)
+    y_a, m_a = nine(y, k, LANES, like), nine(message, f, row, like)
+    g = normalized_backward(nine(g_out, f, row, like), multiply(y_a, m_a, factor, both), True)
+    by_y, by_m = multiply_backward(g, y_a, m_a, factor, both)
+    put(g_y, k, LANES, plus(by_y, each(nine(own, f, channels, like), by_m)))
+    put(g_m, k, LANES, by_m)
+
+
+@over_channels
+def _message_backward(f, like, table, channels, t, step, y_i, y_j, g_m_i, g_m_j, g_y_i, g_y_j, sums):
+    c, k = coefficients(table, f, channels, like), _place(f)
+    v, s = values(c, t), slopes(c, t, step)
+    g_i, g_j = nine(g_m_i, k, LANES, like), nine(g_m_j, k, LANES, like)
+    forth, back = part_sums(g_i, nine(y_j, k, LANES, like)), part_sums(g_j, nine(y_i, k, LANES, like))
+    along = s[0] * (forth[0] + back[0]) + s[1] * (forth[1] + back[1]) + s[2] * (forth[2] + back[2])
+    store(sums, 0, load(sums, 0, like) + along)
+    put(g_y_i, k, LANES, plus(nine(g_y_i, k, LANES, like), by_part(v, g_j)))
+    put(g_y_j, k, LANES, plus(nine(g_y_j, k, LANES, like), by_part(v, g_i)))
+
+
+@kernel
+def interact_backward(
+    g_out, distance, pairs, _by_atom, own, table, lower, step, y_values, message, factor, both, g_distance, g_values
+):
+    atoms, channels = y_values.shape[1:]
+    intervals = table.shape[0] - 2
+    upper = lower + step * intervals
+    size, y = _size(channels), _atoms_first(y_values)
+    g_m, g_y, sums = np.empty_like(y), np.empty_like(y), np.empty(LANES, y.dtype)
+    y_at, g_m_at, g_y_at = pointer(y), pointer(g_m), pointer(g_y)
+    table_at, sums_at = pointer(table), pointer(sums)
+    for a in range(atoms):
+        _message_product_gradients(
+            channels, y_at, at(pointer(g_out), a * channels), at(pointer(message), a * channels), atoms * channels,
+            at(y_at, a * size), pointer(own), channels, factor[a], both, at(g_y_at, a * size), at(g_m_at, a * size),
+        )  # fmt: skip
+    for p in range(len(distance)):
+        if distance[p] >= upper:
+            g_distance[p] = 0
+            continue
+        i, j = pairs[0, p] * size, pairs[1, p] * size
+        row, t = locate(distance[p], lower, step, intervals)
+        store(sums_at, 0, wide(y_at))
+        _message_backward(
+            channels, y_at, at(table_at, row * 12 * channels), channels, t, step, at(y_at, i), at(y_at, j),
+            at(g_m_at, i), at(g_m_at, j), at(g_y_at, i), at(g_y_at, j), sums_at,
+        )  # fmt: skip
+        g_distance[p] = sum_up(sums, 0, lanes(y_at))
+    _components_first(g_y, g_values)
+    keep(y)
+    keep(g_m)
+
+
+@kernel
 def block_message(weight, scale, y, m):
     atoms, slots = scale.shape
     channels = y.shape[2]
@@ -381,7 +309,7 @@ def block_message(weight, scale, y, m):
                     m[k, i, f] += c * weight[i, s, part, f] * y[k, j, f]
 
 
-@_kernel
+@kernel
 def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
     atoms, slots = scale.shape
     channels = y.shape[2]
@@ -416,7 +344,7 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y):
 # ------------------------------------------------------------------------------------------------------------ atoms
 
 
-@_kernel
+@kernel
 def _moments(t):
     """Mean, and one over the standard deviation."""
     count = t.dtype.type(len(t))
@@ -430,14 +358,14 @@ def _moments(t):
     return mean, t.dtype.type(1 / math.sqrt(total / count + EPSILON))
 
 
-@_kernel
+@kernel
 def _layer_norm(t, weight, bias, out, a):
     mean, scale = _moments(t)
     for k in range(len(t)):
         out[a, k] = (t[k] - mean) * scale * weight[k] + bias[k]
 
 
-@_kernel
+@kernel
 def _layer_norm_backward(t, weight, g, a, g_t):
     count = t.dtype.type(len(t))
     mean, scale = _moments(t)
@@ -450,7 +378,7 @@ def _layer_norm_backward(t, weight, g, a, g_t):
         g_t[k] = scale * (g[a, k] * weight[k] - first - (t[k] - mean) * second)
 
 
-@_kernel
+@kernel
 def _norms(x, a, t):
     for f in range(len(t)):
         t[f] = 0
@@ -459,7 +387,7 @@ def _norms(x, a, t):
             t[f] += x[c, a, f] * x[c, a, f]
 
 
-@_kernel
+@kernel
 def norm_features(x, weight, bias, out):
     atoms, channels = x.shape[1:]
     t = np.empty(channels, x.dtype)
@@ -468,7 +396,7 @@ def norm_features(x, weight, bias, out):
         _layer_norm(t, weight, bias, out, a)
 
 
-@_kernel
+@kernel
 def norm_features_backward(g_x, g_out, x, weight, result):
     atoms, channels = x.shape[1:]
     t, g_t = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
@@ -482,7 +410,7 @@ def norm_features_backward(g_x, g_out, x, weight, result):
                 result[c, a, f] = g_x[c, a, f] + x[c, a, f] * g_t[f]
 
 
-@_kernel
+@kernel
 def _part_norms(x, a, scalar, t):
     channels = x.shape[2]
     for f in range(channels):
@@ -495,7 +423,7 @@ def _part_norms(x, a, scalar, t):
             t[first + f] += x[c, a, f] * x[c, a, f]
 
 
-@_kernel
+@kernel
 def part_features(x, scalar, weight, bias, out):
     atoms, channels = x.shape[1:]
     t = np.empty(3 * channels, x.dtype)
@@ -504,7 +432,7 @@ def part_features(x, scalar, weight, bias, out):
         _layer_norm(t, weight, bias, out, a)
 
 
-@_kernel
+@kernel
 def part_features_backward(g_out, x, scalar, weight, g_x):
     atoms, channels = x.shape[1:]
     t, g_t = np.empty(3 * channels, x.dtype), np.empty(3 * channels, x.dtype)
@@ -518,367 +446,180 @@ def part_features_backward(g_out, x, scalar, weight, g_x):
                 g_x[c, a, f] = factor * g_t[first + f] * x[c, a, f]
 
 
-def _sigmoid(h, silu):
-    """With which SiLU and its slope are arithmetic alone: 1 for the identity. PyTorch's takes eight numbers at a time, Numba's exp one."""
-    return torch.from_numpy(h).sigmoid().numpy() if silu else np.ones_like(h)
+@over_channels
+def _gate(f, like, x, row, gates, channels, silu, normalize, out):
+    n = three(gates, f, channels, like)
+    n = activate(n[0], silu), activate(n[1], silu), activate(n[2], silu)
+    put(out, f, row, normalized(by_part(n, nine(x, f, row, like)), normalize))
 
 
+@kernel
 def gate(x, gates, silu, normalize, out):
-    _gate(x, gates, _sigmoid(gates, silu), normalize, out)
+    atoms, channels = x.shape[1:]
+    for a in range(atoms):
+        x_a, out_a = at(pointer(x), a * channels), at(pointer(out), a * channels)
+        _gate(
+            channels, x_a, x_a, atoms * channels, at(pointer(gates), 3 * a * channels), channels, silu, normalize, out_a
+        )
 
 
+@over_channels
+def _gate_gradients(f, like, g_out, x, row, gates, channels, silu, normalize, g_x, g_gates):
+    n = three(gates, f, channels, like)
+    slope = activation_slope(n[0], silu), activation_slope(n[1], silu), activation_slope(n[2], silu)
+    n = activate(n[0], silu), activate(n[1], silu), activate(n[2], silu)
+    x_a = nine(x, f, row, like)
+    g = normalized_backward(nine(g_out, f, row, like), by_part(n, x_a), normalize)
+    put(g_x, f, row, by_part(n, g))
+    by_gate = part_sums(g, x_a)
+    store(g_gates, f, slope[0] * by_gate[0])
+    store(g_gates, f + channels, slope[1] * by_gate[1])
+    store(g_gates, f + 2 * channels, slope[2] * by_gate[2])
+
+
+@kernel
 def gate_backward(g_out, x, gates, silu, normalize, g_x, g_gates):
-    _gate_backward(g_out, x, gates, _sigmoid(gates, silu), normalize, g_x, g_gates)
+    atoms, channels = x.shape[1:]
+    for a in range(atoms):
+        g_a, x_a, to_a = at(pointer(g_out), a * channels), at(pointer(x), a * channels), at(pointer(g_x), a * channels)
+        _gate_gradients(
+            channels,
+            x_a,
+            g_a,
+            x_a,
+            atoms * channels,
+            at(pointer(gates), 3 * a * channels),
+            channels,
+            silu,
+            normalize,
+            to_a,
+            at(pointer(g_gates), 3 * a * channels),
+        )
 
 
+@over_channels
+def _head(f, like, h, weight, silu, sums):
+    store(sums, 0, load(sums, 0, like) + activate(load(h, f, like), silu) * load(weight, f, like))
+
+
+@kernel
 def head(h, weight, bias, silu, out):
-    _head(h, _sigmoid(h, silu), weight, bias, out)
+    sums = np.empty(LANES, h.dtype)
+    weight_at, sums_at = pointer(weight), pointer(sums)
+    for a in range(h.shape[0]):
+        store(sums_at, 0, wide(weight_at))
+        _head(h.shape[1], weight_at, at(pointer(h), a * h.shape[1]), weight_at, silu, sums_at)
+        out[a] = bias[0] + sum_up(sums, 0, lanes(weight_at))
 
 
+@over_channels
+def _head_gradient(f, like, h, g, weight, silu, g_h):
+    store(g_h, f, g * (load(weight, f, like) * activation_slope(load(h, f, like), silu)))
+
+
+@kernel
 def head_backward(g_out, h, weight, silu, g_h):
-    _head_backward(g_out, h, _sigmoid(h, silu), weight, g_h)
-
-
-@_kernel
-def _gate(x, gates, sigmoid, normalize, out):
-    atoms, channels = x.shape[1:]
-    s, n = np.empty(channels, x.dtype), np.empty(3 * channels, x.dtype)
-    one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
-    for a in range(atoms):
-        for f in range(3 * channels):
-            n[f] = gates[a, f] * sigmoid[a, f]
-        for f in range(channels):
-            s[f] = 0
-        for c in range(9):
-            first = 0 if c == 0 else channels if c < 4 else 2 * channels
-            for f in range(channels):
-                value = x[c, a, f] * n[first + f]
-                out[c, a, f] = value
-                s[f] += value * value
-        for f in range(channels):
-            s[f] = one / (one + counts * s[f])
-        for c in range(9):
-            for f in range(channels):
-                out[c, a, f] *= s[f]
-
-
-@_kernel
-def _gate_backward(g_out, x, gates, sigmoid, normalize, g_x, g_gates):
-    atoms, channels = x.shape[1:]
-    s, along, n = np.empty(channels, x.dtype), np.empty(channels, x.dtype), np.empty(3 * channels, x.dtype)
-    one, counts = x.dtype.type(1), x.dtype.type(1 if normalize else 0)
-    for a in range(atoms):
-        for f in range(3 * channels):
-            n[f] = gates[a, f] * sigmoid[a, f]
-        for f in range(channels):
-            s[f] = along[f] = 0
-        for c in range(9):
-            first = 0 if c == 0 else channels if c < 4 else 2 * channels
-            for f in range(channels):
-                value = x[c, a, f] * n[first + f]
-                s[f] += value * value
-                along[f] += value * g_out[c, a, f]
-        for f in range(channels):
-            s[f] = one / (one + counts * s[f])
-            along[f] = (counts + counts) * along[f] * s[f]
-        for f in range(3 * channels):
-            g_gates[a, f] = 0
-        for c in range(9):
-            first = 0 if c == 0 else channels if c < 4 else 2 * channels
-            for f in range(channels):
-                g = s[f] * (g_out[c, a, f] - along[f] * x[c, a, f] * n[first + f])
-                g_x[c, a, f] = g * n[first + f]
-                g_gates[a, first + f] += g * x[c, a, f]
-        for f in range(3 * channels):
-            g_gates[a, f] *= sigmoid[a, f] + n[f] * (one - sigmoid[a, f])
-
-
-@_kernel
-def _head(h, sigmoid, weight, bias, out):
     for a in range(h.shape[0]):
-        total = bias[0]
-        for k in range(h.shape[1]):
-            total += h[a, k] * sigmoid[a, k] * weight[k, 0]
-        out[a] = total
-
-
-@_kernel
-def _head_backward(g_out, h, sigmoid, weight, g_h):
-    one = h.dtype.type(1)
-    for a in range(h.shape[0]):
-        for k in range(h.shape[1]):
-            slope = sigmoid[a, k] * (one + h[a, k] * (one - sigmoid[a, k]))
-            g_h[a, k] = g_out[a] * weight[k, 0] * slope
+        h_a = at(pointer(h), a * h.shape[1])
+        _head_gradient(h.shape[1], h_a, h_a, g_out[a], pointer(weight), silu, at(pointer(g_h), a * h.shape[1]))
 
 
 # ------------------------------------------------------------------------------------------- products of 3×3 tensors
-# As sums of terms: component c of the product gets weight·y_p·m_q for each (c, p, q). All that concerns one atom is
-# copied to arrays of shape (9, F) first: rows of (9, A, F) that are far apart in memory would evict each other.
+# Of one atom at a time; from component to component there are `row` numbers.
 
 
-def _terms(table):
-    """The terms (c, p, q) of a product and their weights, which Numba takes for constants."""
-    c, p, q = np.nonzero(np.abs(table.numpy().transpose(2, 0, 1)) > 1e-12)
-    return np.stack((c, p, q), axis=1), table.numpy()[p, q, c]
+@over_channels
+def _normalize(f, like, x, row, out):
+    put(out, f, row, normalized(nine(x, f, row, like), True))
 
 
-_BOTH_TERMS, _BOTH_WEIGHTS = _terms(tensors.layer_table(True))
-_ONE_TERMS, _ONE_WEIGHTS = _terms(tensors.layer_table(False))
-_SQUARE_TERMS, _SQUARE_WEIGHTS = _terms(tensors.square_table())
-
-
-@_kernel
-def _product_terms(both):
-    return (_BOTH_TERMS, _BOTH_WEIGHTS) if both else (_ONE_TERMS, _ONE_WEIGHTS)
-
-
-@_kernel
-def _load(x, a, own):
-    for c in range(9):
-        for f in range(own.shape[1]):
-            own[c, f] = x[c, a, f]
-
-
-@_kernel
-def _store(own, x, a):
-    for c in range(9):
-        for f in range(own.shape[1]):
-            x[c, a, f] = own[c, f]
-
-
-@_kernel
-def _multiply(terms, weights, factor, y, m, out):
-    """Add a product."""
-    for t in range(len(weights)):
-        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], out.dtype.type(factor * weights[t])
-        for f in range(out.shape[1]):
-            out[c, f] += weight * y[p, f] * m[q, f]
-
-
-@_kernel
-def _multiply_backward(terms, weights, factor, g, y, m, g_y, g_m):
-    """Add to the gradients by y and m, which may be the same array."""
-    for t in range(len(weights)):
-        c, p, q, weight = terms[t, 0], terms[t, 1], terms[t, 2], g.dtype.type(factor * weights[t])
-        for f in range(g.shape[1]):
-            g_y[p, f] += weight * g[c, f] * m[q, f]
-        for f in range(g.shape[1]):
-            g_m[q, f] += weight * g[c, f] * y[p, f]
-
-
-@_kernel
-def _normalize(counts, x, s):
-    """x/(‖x‖²+1) in place, or x where counts is 0; 1/(‖x‖²+1) stays in s."""
-    one = x.dtype.type(1)
-    for f in range(len(s)):
-        s[f] = 0
-    for c in range(9):
-        for f in range(len(s)):
-            s[f] += x[c, f] * x[c, f]
-    for f in range(len(s)):
-        s[f] = one / (one + counts * s[f])
-    for c in range(9):
-        for f in range(len(s)):
-            x[c, f] *= s[f]
-
-
-@_kernel
-def _normalize_backward(counts, x, s, along, g):
-    """From the gradient by the normalised result, g, that by x, in its place; x is normalised too."""
-    _normalize(counts, x, s)
-    for f in range(len(s)):
-        along[f] = 0
-    for c in range(9):
-        for f in range(len(s)):
-            along[f] += x[c, f] * g[c, f]
-    for f in range(len(s)):
-        along[f] *= counts + counts
-    for c in range(9):
-        for f in range(len(s)):
-            g[c, f] = s[f] * g[c, f] - along[f] * x[c, f]
-
-
-@_kernel
-def _zero(x):
-    for c in range(9):
-        for f in range(x.shape[1]):
-            x[c, f] = 0
-
-
-@_kernel
+@kernel
 def normalize(x, out):
     atoms, channels = x.shape[1:]
-    p, s = np.empty((9, channels), x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        _load(x, a, p)
-        _normalize(x.dtype.type(1), p, s)
-        _store(p, out, a)
+        x_a = at(pointer(x), a * channels)
+        _normalize(channels, x_a, x_a, atoms * channels, at(pointer(out), a * channels))
 
 
-@_kernel
+@over_channels
+def _normalize_gradient(f, like, g_out, x, row, g_x):
+    put(g_x, f, row, normalized_backward(nine(g_out, f, row, like), nine(x, f, row, like), True))
+
+
+@kernel
 def normalize_backward(g_out, x, g_x):
     atoms, channels = x.shape[1:]
-    p, g = np.empty((9, channels), x.dtype), np.empty((9, channels), x.dtype)
-    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        _load(x, a, p)
-        _load(g_out, a, g)
-        _normalize_backward(x.dtype.type(1), p, s, along, g)
-        _store(g, g_x, a)
+        x_a = at(pointer(x), a * channels)
+        _normalize_gradient(
+            channels, x_a, at(pointer(g_out), a * channels), x_a, atoms * channels, at(pointer(g_x), a * channels)
+        )
 
 
-@_kernel
+@over_channels
+def _product(f, like, y, m, row, factor, both, out):
+    put(out, f, row, normalized(multiply(nine(y, f, row, like), nine(m, f, row, like), factor, both), True))
+
+
+@kernel
 def product(y, m, factor, both, out):
     atoms, channels = y.shape[1:]
-    terms, weights = _product_terms(both)
-    own = np.empty((3, 9, channels), y.dtype)
-    y_a, m_a, p = own[0], own[1], own[2]
-    s = np.empty(channels, y.dtype)
+    row = atoms * channels
     for a in range(atoms):
-        _load(y, a, y_a)
-        _load(m, a, m_a)
-        _zero(p)
-        _multiply(terms, weights, factor[a], y_a, m_a, p)
-        _normalize(y.dtype.type(1), p, s)
-        _store(p, out, a)
+        y_a, m_a = at(pointer(y), a * channels), at(pointer(m), a * channels)
+        _product(channels, y_a, y_a, m_a, row, factor[a], both, at(pointer(out), a * channels))
 
 
-@_kernel
+@over_channels
+def _multiplied_gradients(f, like, g_out, y, m, row, factor, both, g_y, g_m):
+    y_a, m_a = nine(y, f, row, like), nine(m, f, row, like)
+    g = normalized_backward(nine(g_out, f, row, like), multiply(y_a, m_a, factor, both), True)
+    by_y, by_m = multiply_backward(g, y_a, m_a, factor, both)
+    put(g_y, f, row, by_y)
+    put(g_m, f, row, by_m)
+
+
+@kernel
 def product_backward(g_out, y, m, factor, both, g_y, g_m):
     atoms, channels = y.shape[1:]
-    terms, weights = _product_terms(both)
-    own = np.empty((6, 9, channels), y.dtype)
-    y_a, m_a, p, g, by_y, by_m = own[0], own[1], own[2], own[3], own[4], own[5]
-    s, along = np.empty(channels, y.dtype), np.empty(channels, y.dtype)
     for a in range(atoms):
-        _load(y, a, y_a)
-        _load(m, a, m_a)
-        _load(g_out, a, g)
-        _zero(p)
-        _zero(by_y)
-        _zero(by_m)
-        _multiply(terms, weights, factor[a], y_a, m_a, p)
-        _normalize_backward(y.dtype.type(1), p, s, along, g)
-        _multiply_backward(terms, weights, factor[a], g, y_a, m_a, by_y, by_m)
-        _store(by_y, g_y, a)
-        _store(by_m, g_m, a)
+        g_a, y_a, m_a = at(pointer(g_out), a * channels), at(pointer(y), a * channels), at(pointer(m), a * channels)
+        to_y, to_m = at(pointer(g_y), a * channels), at(pointer(g_m), a * channels)
+        _multiplied_gradients(channels, y_a, g_a, y_a, m_a, atoms * channels, factor[a], both, to_y, to_m)
 
 
-@_kernel
-def interact(distance, pairs, by_atom, own, table, lower, step, y_values, factor, both, out, message):
-    atoms, channels = y_values.shape[1:]
-    intervals = table.shape[0] - 2
-    upper = lower + step * intervals
-    y = _atoms_first(y_values)
-    m = np.empty((atoms, 9, channels), y.dtype)
-    values = np.empty(3 * channels, y.dtype)
-    for a in range(atoms):
-        for k in range(9):
-            for f in range(channels):
-                m[a, k, f] = own[k, f] * y[a, k, f]
-    for p in range(len(distance)):
-        if distance[p] >= upper:
-            continue
-        i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        for k in range(9):
-            first = 0 if k == 0 else channels if k < 4 else 2 * channels
-            for f in range(channels):
-                m[i, k, f] += values[first + f] * y[j, k, f]
-            for f in range(channels):
-                m[j, k, f] += values[first + f] * y[i, k, f]
-    terms, weights = _product_terms(both)
-    p_a, s = np.empty((9, channels), y.dtype), np.empty(channels, y.dtype)
-    for a in range(atoms):
-        _zero(p_a)
-        _multiply(terms, weights, factor[a], y[a], m[a], p_a)
-        _normalize(y.dtype.type(1), p_a, s)
-        _store(p_a, out, a)
-    _components_first(m, message)
+@inlined
+def _squared(x, d, factor):
+    """x + d + factor·DD."""
+    return plus(plus(x, d), multiply(d, d, 0.5 * factor, True))
 
 
-@_kernel
-def interact_backward(
-    g_out, distance, pairs, by_atom, own, table, lower, step, y_values, message, factor, both, g_distance, g_values
-):
-    atoms, channels = y_values.shape[1:]
-    intervals = table.shape[0] - 2
-    upper = lower + step * intervals
-    terms, weights = _product_terms(both)
-    y = _atoms_first(y_values)
-    g_m, g_y = np.empty((atoms, 9, channels), y.dtype), np.empty((atoms, 9, channels), y.dtype)
-    rows = np.empty((3, 9, channels), y.dtype)
-    m_a, p_a, g_a = rows[0], rows[1], rows[2]
-    s, along_f = np.empty(channels, y.dtype), np.empty(channels, y.dtype)
-    for a in range(atoms):
-        _load(message, a, m_a)
-        _load(g_out, a, g_a)
-        _zero(p_a)
-        _zero(g_y[a])
-        _zero(g_m[a])
-        _multiply(terms, weights, factor[a], y[a], m_a, p_a)
-        _normalize_backward(y.dtype.type(1), p_a, s, along_f, g_a)
-        _multiply_backward(terms, weights, factor[a], g_a, y[a], m_a, g_y[a], g_m[a])
-        for k in range(9):
-            for f in range(channels):
-                g_y[a, k, f] += own[k, f] * g_m[a, k, f]
-    values, slopes = np.empty(3 * channels, y.dtype), np.empty(3 * channels, y.dtype)
-    for p in range(len(distance)):
-        if distance[p] >= upper:
-            g_distance[p] = 0
-            continue
-        i, j = pairs[0, p], pairs[1, p]
-        row, place = _locate(distance[p], lower, step, intervals)
-        _functions(table, row, place, values)
-        _slopes(table, row, place, step, slopes)
-        along = y.dtype.type(0)
-        for k in range(9):
-            first = 0 if k == 0 else channels if k < 4 else 2 * channels
-            for f in range(channels):
-                along += slopes[first + f] * (g_m[i, k, f] * y[j, k, f] + g_m[j, k, f] * y[i, k, f])
-            for f in range(channels):
-                g_y[i, k, f] += values[first + f] * g_m[j, k, f]
-            for f in range(channels):
-                g_y[j, k, f] += values[first + f] * g_m[i, k, f]
-        g_distance[p] = along
-    _components_first(g_y, g_values)
+@over_channels
+def _plus_square(f, like, x, d, row, factor, normalize, out):
+    p = _squared(nine(x, f, row, like), nine(d, f, row, like), factor)
+    put(out, f, row, normalized(p, normalize))
 
 
-@_kernel
-def _sum(x, d, a, d_a, p):
-    """d and x + d of an atom."""
-    _load(d, a, d_a)
-    for c in range(9):
-        for f in range(p.shape[1]):
-            p[c, f] = x[c, a, f] + d_a[c, f]
-
-
-@_kernel
+@kernel
 def plus_square(x, d, factor, normalize, out):
     atoms, channels = x.shape[1:]
-    own = np.empty((2, 9, channels), x.dtype)
-    d_a, p = own[0], own[1]
-    s = np.empty(channels, x.dtype)
     for a in range(atoms):
-        _sum(x, d, a, d_a, p)
-        _multiply(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], d_a, d_a, p)
-        _normalize(x.dtype.type(1 if normalize else 0), p, s)
-        _store(p, out, a)
+        x_a, d_a = at(pointer(x), a * channels), at(pointer(d), a * channels)
+        _plus_square(channels, x_a, x_a, d_a, atoms * channels, factor[a], normalize, at(pointer(out), a * channels))
 
 
-@_kernel
+@over_channels
+def _plus_square_gradients(f, like, g_out, x, d, row, factor, normalize, g_x, g_d):
+    d_a = nine(d, f, row, like)
+    g = normalized_backward(nine(g_out, f, row, like), _squared(nine(x, f, row, like), d_a, factor), normalize)
+    put(g_x, f, row, g)
+    put(g_d, f, row, plus(g, multiply_backward(g, d_a, d_a, factor, True)[0]))
+
+
+@kernel
 def plus_square_backward(g_out, x, d, factor, normalize, g_x, g_d):
     atoms, channels = x.shape[1:]
-    own = np.empty((4, 9, channels), x.dtype)
-    d_a, p, g, by_d = own[0], own[1], own[2], own[3]
-    s, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for a in range(atoms):
-        _sum(x, d, a, d_a, p)
-        _multiply(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], d_a, d_a, p)
-        _load(g_out, a, g)
-        _normalize_backward(x.dtype.type(1 if normalize else 0), p, s, along, g)
-        _store(g, g_x, a)
-        _load(g_x, a, by_d)
-        _multiply_backward(_SQUARE_TERMS, _SQUARE_WEIGHTS, factor[a], g, d_a, d_a, by_d, by_d)
-        _store(by_d, g_d, a)
+        g_a, x_a, d_a = at(pointer(g_out), a * channels), at(pointer(x), a * channels), at(pointer(d), a * channels)
+        to_x, to_d = at(pointer(g_x), a * channels), at(pointer(g_d), a * channels)
+        _plus_square_gradients(channels, x_a, g_a, x_a, d_a, atoms * channels, factor[a], normalize, to_x, to_d)
