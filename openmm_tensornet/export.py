@@ -154,6 +154,32 @@ class _ScaledPeriodic(_Scaled):
         return self.scaled(energy, forces, scale)
 
 
+class _ByDevice(Module):
+    """The same program twice: for GPUs, operator by operator, and for CPUs, with sequences of kernels in one call."""
+
+    def __init__(self, on_gpu: nn.Module, on_cpu: nn.Module):
+        super().__init__()
+        self.on_gpu, self.on_cpu = on_gpu, on_cpu
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if positions.is_cuda:
+            energies, forces = self.on_gpu(positions)
+        else:
+            energies, forces = self.on_cpu(positions)
+        return energies, forces
+
+
+class _PeriodicByDevice(_ByDevice):
+    """The same with box vectors."""
+
+    def forward(self, positions: Tensor, boxvectors: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if positions.is_cuda:
+            energies, forces = self.on_gpu(positions, boxvectors)
+        else:
+            energies, forces = self.on_cpu(positions, boxvectors)
+        return energies, forces
+
+
 class _Replicas(Module):
     """Equal molecules without a box: all at once on a GPU, where launches cost, and block by block on a CPU.
 
@@ -345,7 +371,7 @@ def compile_potential(
     if potential.charge_program is not None:
         charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
     wrapper = _Periodic if periodic else _Cluster
-    program: nn.Module = scriptable(potential.program)
+    program = _program(potential)
     blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is not None:
         together = torch.jit.script(_Cluster(program, None, index, count).eval())
@@ -376,7 +402,18 @@ def _block_program(
         (x[members], None, (expected[name][0][first], expected[name][1][members])) for name, (x, _) in cases.items()
     ]
     potential = StaticPotential(model, block, **options, check=check)
-    return scriptable(potential.program)
+    return _program(potential)
+
+
+def _program(potential: StaticPotential) -> nn.Module:
+    """What TorchScript is made of."""
+    program = scriptable(potential.program)
+    if not potential.fused:
+        return program
+    from .kernels.lowering import lower  # which needs numba
+
+    by_device = _PeriodicByDevice if potential.periodic else _ByDevice
+    return by_device(program, scriptable(lower(potential.program)))
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:

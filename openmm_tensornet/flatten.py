@@ -45,7 +45,8 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
 
     recorder = _Recorder()
     for k, tensor in enumerate(example):
-        recorder.nodes[tensor] = recorder.graph.placeholder(f"input{k}")
+        node = recorder.nodes[tensor] = recorder.graph.placeholder(f"input{k}")
+        node.meta["tensors"] = _without_values(tensor)
     for name, tensor in state.items():
         recorder.constant(tensor, name.replace(".", "_"))
     with recorder:
@@ -88,13 +89,21 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         node = self.graph.call_function(func, *tree_map(self.node, (args, kwargs)))
         result = func(*args, **kwargs)
+        node.meta["tensors"] = _without_values(result)
         if isinstance(result, Tensor):
             self.nodes[result] = node
         elif isinstance(result, (tuple, list)):
             for k, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self.nodes[part] = self.graph.call_function(operator.getitem, (node, k))
+                    chosen = self.nodes[part] = self.graph.call_function(operator.getitem, (node, k))
+                    chosen.meta["tensors"] = _without_values(part)
         return result
+
+
+def _without_values(results) -> tuple[Tensor, ...]:
+    """Shapes, strides and dtypes of results."""
+    tensors = [results] if isinstance(results, Tensor) else [r for r in results if isinstance(r, Tensor)]
+    return tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors)
 
 
 def _written(graph: fx.Graph) -> set[fx.Node]:

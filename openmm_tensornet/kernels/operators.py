@@ -16,6 +16,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from ..graphsafety import declare_launches
 NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
+# Of what a sequence of kernels works on, by number.
+DTYPES = (torch.float32, torch.float64, torch.int64)
 
 # For each kind of device, the module with its kernels, and what its kernels take in place of a tensor.
 MODULES: dict[str, tuple[str, Callable]] = {"CPU": (".cpu", Tensor.numpy), "CUDA": (".cuda", lambda tensor: tensor)}
@@ -147,3 +150,40 @@ _operator(
     lambda x, scalar, weight, bias: (x.new_empty(x.shape[1], weight.shape[0]),),
 )
 _operator("part_features_backward(Tensor g_out, Tensor x, float scalar, Tensor weight) -> Tensor", _like(1))
+
+
+@cache
+def _layout(layout: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], list[tuple[torch.dtype, tuple[int, ...]]]]:
+    """Dtypes of inputs; dtypes and shapes of results."""
+    count, *rest = layout
+    inputs, rest, results = tuple(DTYPES[k] for k in rest[:count]), rest[count:], []
+    while rest:
+        dtype, dimensions = rest[:2]
+        results.append((DTYPES[dtype], tuple(rest[2 : 2 + dimensions])))
+        rest = rest[2 + dimensions :]
+    return inputs, results
+
+
+def _run(
+    inputs: list[Tensor],
+    real: Tensor,
+    integer: Tensor,
+    code: Tensor,
+    numbers: Tensor,
+    arena: int,
+    layout: list[int],
+) -> list[Tensor]:
+    """A sequence of kernels on the CPU, see :mod:`.lowering`, which alone writes it."""
+    dtypes, shapes = _layout(tuple(layout))
+    given = [t.to(dtype).contiguous() for t, dtype in zip(inputs, dtypes, strict=True)]
+    results = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
+    memory = torch.empty(arena, dtype=torch.uint8)
+    bases = np.array([t.data_ptr() for t in (memory, real, integer, *given, *results)])
+    _kernel(".cpu_program", "execute")(code.numpy(), numbers.numpy(), bases, real.numpy())
+    return results
+
+
+_LIBRARY.define(
+    "run(Tensor[] inputs, Tensor real, Tensor integer, Tensor code, Tensor numbers, int arena, int[] layout) -> Tensor[]"
+)
+_LIBRARY.impl("run", _run, "CPU")

@@ -1,0 +1,237 @@
+"""A sequence of the CPU's kernels as one call.
+
+TorchScript takes some 10 µs for an operator written in Python, and there are 40 of them in an evaluation that could take one
+millisecond. The code of such a sequence, which :mod:`.lowering` writes, is a table with a row for each kernel: which one, and for
+each array the index of its base address, its offset in bytes, and its shape.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+
+import numpy as np
+from numba import carray, types
+
+from . import cpu, cpu_pairs
+from .cpu_matmul import linear
+from .cpu_steps import activate, activation_slope, inlined, kernel, over_channels
+from .simd import intrinsic, load, pointer, store
+
+FIELDS = 6  # of an array: base, offset, and up to four dimensions
+
+
+class Kernel(IntEnum):
+    """Those of the operators, by their names, and some that stand for PyTorch's own."""
+
+    near_pairs = 0
+    by_atom = auto()
+    geometry = auto()
+    geometry_backward = auto()
+    embed = auto()
+    embed_backward = auto()
+    interact = auto()
+    interact_backward = auto()
+    block_message = auto()
+    block_message_backward = auto()
+    norm_features = auto()
+    norm_features_backward = auto()
+    part_features = auto()
+    part_features_backward = auto()
+    normalize = auto()
+    normalize_backward = auto()
+    gate = auto()
+    gate_backward = auto()
+    product = auto()
+    product_backward = auto()
+    plus_square = auto()
+    plus_square_backward = auto()
+    head = auto()
+    head_backward = auto()
+    linear = auto()
+    silu = auto()
+    silu_backward = auto()
+    widen = auto()
+    addmv = auto()
+    add = auto()
+
+
+@intrinsic
+def _address(typingctx, address, array):
+    """A pointer to numbers of the array's kind."""
+    kind = types.CPointer(array.dtype)
+
+    def generate(context, builder, sig, args):
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(address, array), generate
+
+
+@inlined
+def _one(row, k, bases, kind):
+    k = 1 + FIELDS * k
+    return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2],))
+
+
+@inlined
+def _two(row, k, bases, kind):
+    k = 1 + FIELDS * k
+    return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2], row[k + 3]))
+
+
+@inlined
+def _three(row, k, bases, kind):
+    k = 1 + FIELDS * k
+    return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2], row[k + 3], row[k + 4]))
+
+
+@inlined
+def _four(row, k, bases, kind):
+    k = 1 + FIELDS * k
+    return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2], row[k + 3], row[k + 4], row[k + 5]))
+
+
+@over_channels
+def _silu(f, like, x, out):
+    store(out, f, activate(load(x, f, like), True))
+
+
+@over_channels
+def _silu_gradient(f, like, g, x, out):
+    store(out, f, load(g, f, like) * activation_slope(load(x, f, like), True))
+
+
+@kernel
+def _addmv(start, matrix, x, out):
+    for i in range(len(out)):
+        total = start[i]
+        for k in range(len(x)):
+            total += matrix[i, k] * x[k]
+        out[i] = total
+
+
+@kernel
+def _add(x, y, factor, out):
+    """x + factor·y of a single number y."""
+    for i in range(len(out)):
+        out[i] = x[i] + factor * y[0]
+
+
+@kernel
+def _widen(x, out):
+    for i in range(len(out)):
+        out[i] = x[i]
+
+
+@kernel
+def execute(code, numbers, bases, r):
+    """Run a sequence.
+
+    Parameters
+    ----------
+    code : array of int64, shape (kernels, 1 + FIELDS·arrays)
+    numbers : array of float64, shape (kernels, numbers)
+        What else a kernel takes, in its order.
+    bases : array of int64
+        Addresses of the memory that the code speaks of.
+    r : array
+        Of any size: its kind is what the network computes with.
+    """
+    d, i = np.empty(0), np.empty(0, np.int64)
+    for k in range(len(code)):
+        c, n = code[k], numbers[k]
+        which, b = c[0], bases
+        if which == Kernel.near_pairs:
+            cpu_pairs.near_pairs(
+                _two(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, i), n[0], int(n[1]), _two(c, 3, b, i), _one(c, 4, b, i)
+            )  # fmt: skip
+        elif which == Kernel.by_atom:
+            cpu_pairs.by_atom(_two(c, 0, b, i), int(n[0]), _one(c, 1, b, i))
+        elif which == Kernel.geometry:
+            cpu_pairs.geometry(
+                _two(c, 0, b, d), _two(c, 1, b, d), _two(c, 2, b, i), _one(c, 3, b, i), n[0], n[1] != 0, _one(c, 4, b, r),
+                _two(c, 5, b, r),
+            )  # fmt: skip
+        elif which == Kernel.geometry_backward:
+            cpu_pairs.geometry_backward(
+                _one(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _one(c, 5, b, i), int(n[0]),
+                _two(c, 6, b, d),
+            )  # fmt: skip
+        elif which == Kernel.embed:
+            cpu.embed(
+                _one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _two(c, 5, b, r),
+                _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _three(c, 8, b, r),
+            )  # fmt: skip
+        elif which == Kernel.embed_backward:
+            cpu.embed_backward(
+                _three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _two(c, 5, b, r),
+                _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _one(c, 8, b, r), _two(c, 9, b, r),
+            )  # fmt: skip
+        elif which == Kernel.interact:
+            cpu.interact(
+                _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0], n[1],
+                _three(c, 5, b, r), _one(c, 6, b, r), n[2] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
+            )  # fmt: skip
+        elif which == Kernel.interact_backward:
+            cpu.interact_backward(
+                _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _three(c, 5, b, r), n[0], n[1],
+                _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[2] != 0, _one(c, 9, b, r), _three(c, 10, b, r),
+            )  # fmt: skip
+        elif which == Kernel.norm_features:
+            cpu.norm_features(_three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+        elif which == Kernel.norm_features_backward:
+            cpu.norm_features_backward(
+                _three(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), _three(c, 4, b, r)
+            )
+        elif which == Kernel.part_features:
+            cpu.part_features(_three(c, 0, b, r), n[0], _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+        elif which == Kernel.part_features_backward:
+            cpu.part_features_backward(_two(c, 0, b, r), _three(c, 1, b, r), n[0], _one(c, 2, b, r), _three(c, 3, b, r))
+        elif which == Kernel.normalize:
+            cpu.normalize(_three(c, 0, b, r), _three(c, 1, b, r))
+        elif which == Kernel.normalize_backward:
+            cpu.normalize_backward(_three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r))
+        elif which == Kernel.gate:
+            cpu.gate(_three(c, 0, b, r), _two(c, 1, b, r), n[0] != 0, n[1] != 0, _three(c, 2, b, r))
+        elif which == Kernel.gate_backward:
+            cpu.gate_backward(
+                _three(c, 0, b, r), _three(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, n[1] != 0, _three(c, 3, b, r), _two(c, 4, b, r)
+            )  # fmt: skip
+        elif which == Kernel.product:
+            cpu.product(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
+        elif which == Kernel.product_backward:
+            cpu.product_backward(
+                _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
+                _three(c, 5, b, r),
+            )  # fmt: skip
+        elif which == Kernel.plus_square:
+            cpu.plus_square(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
+        elif which == Kernel.plus_square_backward:
+            cpu.plus_square_backward(
+                _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
+                _three(c, 5, b, r),
+            )  # fmt: skip
+        elif which == Kernel.head:
+            cpu.head(_two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _one(c, 3, b, r))
+        elif which == Kernel.head_backward:
+            cpu.head_backward(_one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, _two(c, 3, b, r))
+        elif which == Kernel.block_message:
+            cpu.block_message(_four(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _three(c, 3, b, r))
+        elif which == Kernel.block_message_backward:
+            cpu.block_message_backward(
+                _three(c, 0, b, r), _four(c, 1, b, r), _two(c, 2, b, r), _three(c, 3, b, r), _four(c, 4, b, r), _two(c, 5, b, r),
+                _three(c, 6, b, r),
+            )  # fmt: skip
+        elif which == Kernel.linear:
+            linear(_two(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+        elif which == Kernel.silu:
+            x, out = _one(c, 0, b, r), _one(c, 1, b, r)
+            _silu(len(x), pointer(x), pointer(x), pointer(out))
+        elif which == Kernel.silu_backward:
+            g, x, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
+            _silu_gradient(len(x), pointer(x), pointer(g), pointer(x), pointer(out))
+        elif which == Kernel.widen:
+            _widen(_one(c, 0, b, r), _one(c, 1, b, d))
+        elif which == Kernel.addmv:
+            _addmv(_one(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, d), _one(c, 3, b, d))
+        elif which == Kernel.add:
+            _add(_one(c, 0, b, d), _one(c, 1, b, d), n[0], _one(c, 2, b, d))
