@@ -13,7 +13,8 @@ NAMESPACES = ("aten::", "openmm_tensornet::")
 def profile(force: Any, context: Any, count: int) -> dict:
     """Time a force's frozen module outside OpenMM, then profile it.
 
-    The profiler slows small operators down, so it gives shares, and the time comes from runs without it.
+    The profiler slows small operators down, so it gives shares, and the time comes from runs without it. The kernels of a sequence that
+    is one operator are timed one by one, and have their shares of it.
 
     Parameters
     ----------
@@ -35,8 +36,8 @@ def profile(force: Any, context: Any, count: int) -> dict:
     from openmm import unit
     from torch.profiler import ProfilerActivity
 
+    from .floor import SEQUENCE, kernel_times, machine
     from .floor import count as count_work
-    from .floor import machine
 
     module = torch.jit.freeze(openmmtorch.TorchForce.cast(force).getModule().eval())
     state = context.getState(positions=True)
@@ -59,14 +60,20 @@ def profile(force: Any, context: Any, count: int) -> dict:
     speed, work = machine(), count_work(module, *inputs)
     events = [event for event in profiler.key_averages() if event.key.startswith(NAMESPACES)]
     total = sum(event.self_cpu_time_total for event in events)
+    found: dict[str, tuple[float, float]] = {}  # calls an evaluation, and share of the time
+    for event in events:
+        name, share = event.key.partition("::")[2], event.self_cpu_time_total / total
+        parts = kernel_times(module, *inputs) if name == SEQUENCE else {name: (event.count / count, 1.0)}
+        whole = sum(part for _, part in parts.values())
+        found |= {kernel: (calls, share * part / whole) for kernel, (calls, part) in parts.items()}
     operators = [
         {
-            "name": event.key.partition("::")[2],
-            "calls": event.count / count,
-            "share": event.self_cpu_time_total / total,
-            **_floor(work.get(event.key.partition("::")[2], {"operations": 0, "bytes": 0}), speed),
+            "name": name,
+            "calls": calls,
+            "share": share,
+            **_floor(work.get(name, {"operations": 0, "bytes": 0}), speed),
         }
-        for event in sorted(events, key=lambda event: -event.self_cpu_time_total)
+        for name, (calls, share) in sorted(found.items(), key=lambda item: -item[1][1])
     ]
     return {"module_s": seconds, "operators": operators, "machine": speed}
 

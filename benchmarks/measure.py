@@ -46,6 +46,8 @@ class Settings:
         Path of the checkpoint.
     precision : str
         "single" or "double".
+    platform : str
+        Of OpenMM.
     threads : int
         For OpenMM and for PyTorch.
     timestep_fs : float
@@ -57,6 +59,7 @@ class Settings:
 
     model: str
     precision: str = "single"
+    platform: str = "Reference"
     threads: int = 1
     timestep_fs: float = 0.5
     rounds: int = 7
@@ -199,6 +202,7 @@ def start(worker: Evaluator, case: Case, settings: Settings) -> Any:
         precision=settings.precision,
         threads=settings.threads,
         timestep_fs=settings.timestep_fs,
+        platform_name=settings.platform,
     )
 
 

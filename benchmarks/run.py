@@ -37,6 +37,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms")
     parser.add_argument("--breakdown", action="store_true", help=f"show where the time goes for {BREAKDOWN_CASE}")
+    parser.add_argument(
+        "--platform", choices=("Reference", "CPU"), default="Reference", help="of OpenMM (default: Reference)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of OpenMM and of PyTorch (default: 1)")
     parser.add_argument("--precision", choices=("single", "double"), default="single")
     parser.add_argument("--name", help="of the result files (default: quick or full, and -peers)")
@@ -58,7 +61,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write JSON and Markdown after every case, and print the table."""
     options = parse_arguments(arguments)
-    settings = Settings(str(options.model.resolve()), precision=options.precision, threads=options.threads)
+    settings = Settings(
+        str(options.model.resolve()), precision=options.precision, platform=options.platform, threads=options.threads
+    )
     if options.quick:
         settings = replace(settings, rounds=QUICK_ROUNDS, block_seconds=QUICK_SECONDS)
     largest = QUICK_ATOMS if options.quick else max(case.atoms for case in CASES.values())
@@ -125,7 +130,7 @@ def describe(settings: Settings, model: Path) -> dict:
             "load_average_at_start": os.getloadavg()[0],
         },
         "settings": {
-            "platform": "CPU",
+            "platform": settings.platform,
             "integrator": "VerletIntegrator",
             "timestep_fs": settings.timestep_fs,
             "precision": settings.precision,

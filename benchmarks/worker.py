@@ -127,8 +127,8 @@ class Session:
     ) -> dict:
         """Make the force and bring it to full speed.
 
-        `replicas` are copies of the system; `properties`, by default the number of threads, are those of the platform; `options` go
-        to the backend's System.
+        `replicas` are copies of the system; `properties`, for the CPU platform by default the number of threads, are those of the
+        platform; `options` go to the backend's System.
 
         Returns
         -------
@@ -155,7 +155,7 @@ class Session:
             self._system,
             self._integrator,
             openmm.Platform.getPlatformByName(platform_name),
-            {"Threads": str(threads)} if properties is None else properties,
+            properties or ({"Threads": str(threads)} if platform_name == "CPU" else {}),
         )
         self._positions = structure.positions
         self._context.setPositions(self._positions)

@@ -123,23 +123,28 @@ def _widen(x, out):
 
 
 @kernel
-def execute(code, numbers, bases, r):
-    """Run a sequence.
+def execute(addresses, first, last, width, values, r):
+    """Run a part of a sequence.
 
     Parameters
     ----------
-    code : array of int64, shape (kernels, 1 + FIELDS·arrays)
-    numbers : array of float64, shape (kernels, numbers)
-        What else a kernel takes, in its order.
-    bases : array of int64
-        Addresses of the memory that the code speaks of.
+    addresses : array of int64
+        Of the code, integers of shape (kernels, width); of what else the kernels take, in their order, float64 of shape
+        (kernels, values); then the base addresses that the code speaks of.
+    first, last : int
+        The kernels to run.
+    width, values : int
+        1 + FIELDS·arrays, and numbers beside arrays.
     r : array
         Of any size: its kind is what the network computes with.
     """
     d, i = np.empty(0), np.empty(0, np.int64)
-    for k in range(len(code)):
+    code = carray(_address(addresses[0], i), (last, width))
+    numbers = carray(_address(addresses[1], d), (last, values))
+    b = addresses[2:]
+    for k in range(first, last):
         c, n = code[k], numbers[k]
-        which, b = c[0], bases
+        which = c[0]
         if which == Kernel.near_pairs:
             cpu_pairs.near_pairs(
                 _two(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, i), n[0], int(n[1]), _two(c, 3, b, i), _one(c, 4, b, i)

@@ -11,6 +11,7 @@ the gradients of what depends on positions.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -152,6 +153,10 @@ _operator(
 _operator("part_features_backward(Tensor g_out, Tensor x, float scalar, Tensor weight) -> Tensor", _like(1))
 
 
+_SCRATCH = threading.local()
+_KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
+
+
 @cache
 def _layout(layout: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], list[tuple[torch.dtype, tuple[int, ...]]]]:
     """Dtypes of inputs; dtypes and shapes of results."""
@@ -164,7 +169,15 @@ def _layout(layout: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], list[tupl
     return inputs, results
 
 
-def _run(
+def _scratch(size: int) -> Tensor:
+    """Memory of this thread, the same at every call: it is in the cache, and Linux need not be asked for it."""
+    memory = getattr(_SCRATCH, "memory", None)
+    if memory is None or memory.numel() < size:
+        memory = _SCRATCH.memory = torch.empty(size, dtype=torch.uint8)
+    return memory
+
+
+def run_kernels(
     inputs: list[Tensor],
     real: Tensor,
     integer: Tensor,
@@ -172,18 +185,23 @@ def _run(
     numbers: Tensor,
     arena: int,
     layout: list[int],
+    part: slice = slice(None),
 ) -> list[Tensor]:
-    """A sequence of kernels on the CPU, see :mod:`.lowering`, which alone writes it."""
+    """Run a sequence of kernels on the CPU, which :mod:`.lowering` wrote, or a part of it after all of it."""
     dtypes, shapes = _layout(tuple(layout))
-    given = [t.to(dtype).contiguous() for t, dtype in zip(inputs, dtypes, strict=True)]
+    given = [
+        t if t.dtype is dtype and t.is_contiguous() else t.to(dtype).contiguous()
+        for t, dtype in zip(inputs, dtypes, strict=True)
+    ]
     results = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
-    memory = torch.empty(arena, dtype=torch.uint8)
-    bases = np.array([t.data_ptr() for t in (memory, real, integer, *given, *results)])
-    _kernel(".cpu_program", "execute")(code.numpy(), numbers.numpy(), bases, real.numpy())
+    bases = (code, numbers, _scratch(arena), real, integer, *given, *results)
+    first, last, _ = part.indices(len(code))
+    execute = _kernel(".cpu_program", "execute")
+    execute(np.array([t.data_ptr() for t in bases]), first, last, code.shape[1], numbers.shape[1], _KINDS[real.dtype])
     return results
 
 
 _LIBRARY.define(
     "run(Tensor[] inputs, Tensor real, Tensor integer, Tensor code, Tensor numbers, int arena, int[] layout) -> Tensor[]"
 )
-_LIBRARY.impl("run", _run, "CPU")
+_LIBRARY.impl("run", run_kernels, "CPU")
