@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from . import tensors
 from .blocks import DenseBlocks, PairSums, _Expand, _scale_parts, _sum_parts, part_scales
-from .charges import SMALLEST_SHARE, TensorNet2
+from .charges import TensorNet2
 from .coulomb import coulomb_interaction
 from .module import Module
-from .network import StaticNetwork, _affines, _layer_norm
+from .network import StaticNetwork, _affines
 
 # Pairs of a layer's list that are evaluated at a time, in chunks of the embedding's: larger ones suit matrix products.
 CHUNKS_AT_ONCE = 4
@@ -228,41 +228,6 @@ class _ListMessage(torch.autograd.Function):
         return None, None, None, torch.cat(to_distance), to_receiver, to_sender, gy
 
 
-class _Invariants(torch.autograd.Function):
-    """[I, ‖A‖², ‖S‖²], (3, A·F), of components (9, A·F), given weights (3, 9) and a row of ones."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weights: Tensor, ones: Tensor) -> Tensor:
-        factor = torch.cat((ones, x[1:]))
-        ctx.save_for_backward(factor, weights)
-        return torch.mm(weights, x * factor)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        factor, weights = ctx.saved_tensors
-        doubled = torch.cat((weights[:, :1], 2 * weights[:, 1:]), dim=1)
-        return torch.mm(doubled.T, gradients[0]) * factor, None, None
-
-
-class _Equilibrate(torch.autograd.Function):
-    """q + f²/(Σf² + ε)·(Q − Σq) with sums over each molecule's atoms; all (A, K)."""
-
-    @staticmethod
-    def forward(ctx, network: ChargeNetwork, q: Tensor, f: Tensor) -> Tensor:
-        square = f * f
-        total = network.of_molecule(square) + SMALLEST_SHARE
-        ratio = (network.total_charge - network.of_molecule(q)) / total
-        ctx.network = network
-        ctx.save_for_backward(f, square, total, ratio)
-        return torch.addcmul(q, square, ratio)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        f, square, total, ratio = ctx.saved_tensors
-        to_q = gradients[0] - ctx.network.of_molecule(gradients[0] * square) / total
-        return None, to_q, 2 * f * (to_q * ratio)
-
-
 class ChargeNetwork(StaticNetwork):
     """Everything between pair vectors and the energy and charges of each slot.
 
@@ -294,24 +259,18 @@ class ChargeNetwork(StaticNetwork):
         dtype: torch.dtype,
     ):
         super().__init__(model, sums, operators, dtype)
-        self.several = len(total_charge) > 1
         self.padded = not bool(occupied.all())
-        num_rbf, k, f = model.config.num_rbf, model.config.q_dim, model.config.embedding_dimension
+        num_rbf, k = model.config.num_rbf, model.config.q_dim
         self.register_buffer("molecule", molecules)
         self.register_buffer("occupied", occupied.unsqueeze(1).to(dtype))
-        total = total_charge[molecules] if self.several else total_charge
-        self.register_buffer("total_charge", total.unsqueeze(1).to(dtype))
-        self.register_buffer("no_sums", torch.zeros(len(total_charge), k, dtype=dtype))
-        collect = torch.zeros(3, 9, dtype=torch.float64)
-        collect[0, 0], collect[1, 1:4], collect[2, 4:] = 3**-0.5, 1.0, 1.0
-        self.register_buffer("charge_collect", collect.to(dtype))
-        self.register_buffer("charge_ones", torch.ones(1, len(molecules) * f, dtype=dtype))
+        self.register_buffer("total_charge", total_charge.to(dtype))
         self.predictions: Any = nn.ModuleList(_affines((part.norm, *part.mlp), dtype) for part in model.charges)
         for index, layer in enumerate(model.layers):
             receiver, sender = layer.radial[0].weight.detach()[:, num_rbf:].T.split(k)
             bias = layer.radial[0].bias.detach()
-            self.register_buffer(f"charge_in_{index}", torch.cat((receiver, sender), dim=1).to(dtype))
-            self.register_buffer(f"charge_bias_{index}", torch.cat((bias, torch.zeros_like(bias))).to(dtype))
+            self.register_buffer(f"receiver_{index}", receiver.contiguous().to(dtype))
+            self.register_buffer(f"sender_{index}", sender.contiguous().to(dtype))
+            self.register_buffer(f"charge_bias_{index}", bias.to(dtype))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, list[Tensor]]:  # type: ignore[override]
         """Head outputs, shape (A,), and the charges, (A, K), of the embedding and each layer; arguments as in StaticNetwork."""
@@ -319,31 +278,22 @@ class ChargeNetwork(StaticNetwork):
         x = self._embed(x, normalize=False)
         charges = [self._predict(0, x)]
         for k, weight in enumerate(weights):
-            terms = torch.addmm(getattr(self, f"charge_bias_{k}"), charges[-1], getattr(self, f"charge_in_{k}"))
-            receiver, sender = terms.chunk(2, dim=1)
+            bias, to_receiver, to_sender = (
+                getattr(self, f"{name}_{k}") for name in ("charge_bias", "receiver", "sender")
+            )
+            receiver = torch.addmm(bias, charges[-1], to_receiver)
+            sender = torch.mm(charges[-1], to_sender)
             x = self._interact(k, self.operators.normalize(x), (weight, receiver, sender), normalize=False)
             charges.append(self._predict(k + 1, x))
         return self._read(x), charges
 
     def _predict(self, index: int, x: Tensor) -> Tensor:
         """Charges, shape (A, K)."""
-        h = _Invariants.apply(x.flatten(1), self.charge_collect, self.charge_ones).view(3, *x.shape[1:])
-        h = h.transpose(0, 1).flatten(1)
-        last = len(self.predictions[index]) - 1
-        for k, (weight, bias) in enumerate(self.predictions[index]):
-            h = _layer_norm(h, weight, bias) if k == 0 else torch.addmm(bias, h, weight)
-            if 0 < k < last:
-                h = self.activation(h)
+        norm, *linears = self.predictions[index]
+        h = self._perceptron(self.operators.invariant_features(x, *norm), linears)
         if self.padded:
             h = h * self.occupied
-        q, f = h.chunk(2, dim=1)
-        return _Equilibrate.apply(self, q, f)
-
-    def of_molecule(self, values: Tensor) -> Tensor:
-        """Sum over each slot's molecule of values, shape (A, K); the same shape, or (1, K) where there is one molecule."""
-        if not self.several:
-            return values.sum(0, keepdim=True)
-        return self.no_sums.index_add(0, self.molecule, values).index_select(0, self.molecule)
+        return self.operators.equilibrate(h, self.molecule, self.total_charge)
 
 
 class StaticCoulomb(Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import tensors
+from .charges import SMALLEST_SHARE
 from .model import TensorNet
 from .module import Module
 
@@ -123,6 +124,51 @@ class _Linear(torch.autograd.Function):
         return torch.baddbmm(gradients[0], gradients[1], weight.mT), None
 
 
+class _Invariants(torch.autograd.Function):
+    """[I/√3, ‖A‖², ‖S‖²], (3, A·F), of components (9, A·F), given weights (3, 9) and a row of ones."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weights: Tensor, ones: Tensor) -> Tensor:
+        factor = torch.cat((ones, x[1:]))
+        ctx.save_for_backward(factor, weights)
+        return torch.mm(weights, x * factor)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        factor, weights = ctx.saved_tensors
+        doubled = torch.cat((weights[:, :1], 2 * weights[:, 1:]), dim=1)
+        return torch.mm(doubled.T, gradients[0]) * factor, None, None
+
+
+class _Equilibrate(torch.autograd.Function):
+    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over the atoms of each of M molecules, Q of shape (M,); (A, K)."""
+
+    @staticmethod
+    def forward(ctx, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+        q, f = h.chunk(2, dim=1)
+        square = f * f
+        ctx.several = len(charge) > 1
+        total = _Equilibrate.of_molecule(ctx, square, molecule, charge) + SMALLEST_SHARE
+        whole = charge.index_select(0, molecule) if ctx.several else charge
+        ratio = (whole.unsqueeze(1) - _Equilibrate.of_molecule(ctx, q, molecule, charge)) / total
+        ctx.save_for_backward(f, square, total, ratio, molecule, charge)
+        return torch.addcmul(q, square, ratio)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        f, square, total, ratio, molecule, charge = ctx.saved_tensors
+        to_q = gradients[0] - _Equilibrate.of_molecule(ctx, gradients[0] * square, molecule, charge) / total
+        return torch.cat((to_q, 2 * f * (to_q * ratio)), dim=1), None, None
+
+    @staticmethod
+    def of_molecule(ctx, values: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+        """Sum over each atom's molecule, (A, K), or (1, K) where there is one molecule."""
+        if not ctx.several:
+            return values.sum(0, keepdim=True)
+        zeros = torch.zeros_like(charge).unsqueeze(1).repeat(1, values.shape[1])
+        return zeros.index_add(0, molecule, values).index_select(0, molecule)
+
+
 class PortableOperators(Module):
     """The node-wise steps of the network in PyTorch's own operators.
 
@@ -156,6 +202,10 @@ class PortableOperators(Module):
         self.register_buffer("pair_table", pair_table.flatten(0, 1).T.contiguous().to(dtype))
         self.register_buffer("square_table", square_table.flatten(0, 1).T.contiguous().to(dtype))
         self.register_buffer("collect", collect.to(dtype))
+        linear = collect.clone()
+        linear[0, 0] = 3**-0.5
+        self.register_buffer("collect_linear", linear.to(dtype))
+        self.register_buffer("ones", torch.ones(1, len(charge) * model.config.embedding_dimension, dtype=dtype))
         self.register_buffer("charge_factor", (1 + 0.1 * charge).to(dtype).unsqueeze(-1))
 
     def geometry(self, positions: Tensor, box: Tensor | None, pairs: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,6 +258,15 @@ class PortableOperators(Module):
         """LayerNorm of (3I², ‖A‖², ‖S‖²), shape (A, 3F)."""
         norms = _PartNorms.apply(x.flatten(1), self.collect).view(3, *x.shape[1:])
         return _layer_norm(norms.transpose(0, 1).flatten(1), weight, bias)
+
+    def invariant_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """LayerNorm of (I/√3, ‖A‖², ‖S‖²), shape (A, 3F)."""
+        h = _Invariants.apply(x.flatten(1), self.collect_linear, self.ones).view(3, *x.shape[1:])
+        return _layer_norm(h.transpose(0, 1).flatten(1), weight, bias)
+
+    def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+        """Charges, (A, K), of predictions and their shares, (A, 2K), that sum to the charge, (M,), of each slot's molecule, (A,)."""
+        return _Equilibrate.apply(h, molecule, charge)
 
     def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Last linear layer, shape (A,), of the activated h, shape (A, H)."""

@@ -18,7 +18,7 @@ from .blocks import DenseBlocks, PairSums, part_scales
 from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .charges import TensorNet2, mean_charges
 from .checks import integer
-from .kernels.functions import FusedOperators, FusedPairs, FusedSums
+from .kernels.functions import FusedChargeSums, FusedOperators, FusedPairs, FusedSums
 from .model import TensorNet
 from .module import Module
 from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, pair_capacity
@@ -139,7 +139,8 @@ class StaticProgram(Module):
         factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
         receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
-        embedding: nn.Module | None = None
+        embedding: FusedSums | None = None
+        silu = isinstance(model.activation, nn.SiLU)
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
@@ -152,7 +153,10 @@ class StaticProgram(Module):
                     spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
                     spread[:, places] = torch.stack((receiver, sender))
                     embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
-                sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
+                if silu and embedding is not None:
+                    sums = FusedChargeSums(model, radial, own, embedding, slots)
+                else:
+                    sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
             slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
@@ -161,7 +165,10 @@ class StaticProgram(Module):
             if isinstance(model, TensorNet2):
                 if fused:
                     embedding = FusedSums(radial[0], receiver, sender, own[0])
-                sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
+                if silu and embedding is not None:
+                    sums = FusedChargeSums(model, radial, own, embedding)
+                else:
+                    sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
             elif fused:
                 sums = FusedSums(radial[0], receiver, sender, own[0])
             else:

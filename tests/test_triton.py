@@ -68,7 +68,7 @@ def launch(kernel, *args, grid, warmup, **options):
 
 
 JITFunction.run = launch  # what is asked for is compiled, and not run
-operators.MODULES["CPU"] = operators.MODULES["CUDA"]
+operators.RUNNERS["CPU"] = operators.RUNNERS["CUDA"]
 for dtype in (torch.float32, torch.float64):
     case = test_kernels.Case(23, 40, dtype)
     for name in test_kernels.MOVING:

@@ -21,9 +21,13 @@ from .cpu_steps import (
     activation_slope,
     add,
     angular,
+    atom_size,
+    atoms_first,
     by_part,
+    channel_place,
     clear,
     coefficients,
+    components_first,
     each,
     inlined,
     kernel,
@@ -50,48 +54,6 @@ EPSILON = definitions.EPSILON
 # ------------------------------------------------------------------------------------------------------------ pairs
 
 
-@inlined
-def _size(channels):
-    """Numbers of an atom in an array of :func:`_by_atom`."""
-    return 9 * (channels + LANES - 1) // LANES * LANES
-
-
-@inlined
-def _place(f):
-    """Of the first component of a channel there; the next ones are :data:`LANES` numbers apart."""
-    return 9 * f - LANES * (f % LANES)
-
-
-@over_channels
-def _gather(f, like, x, row, y):
-    put(y, _place(f), LANES, nine(x, f, row, like))
-
-
-@over_channels
-def _spread(f, like, y, x, row):
-    put(x, f, row, nine(y, _place(f), LANES, like))
-
-
-@kernel
-def _atoms_first(x):
-    """(9, A, F) to atom by atom, in which what a pair needs of an atom and some channels lies together."""
-    atoms, channels = x.shape[1:]
-    y = np.empty((atoms, _size(channels)), x.dtype)
-    for a in range(atoms):
-        x_a = at(pointer(x), a * channels)
-        _gather(channels, x_a, x_a, atoms * channels, at(pointer(y), a * y.shape[1]))
-    return y
-
-
-@kernel
-def _components_first(y, x):
-    """The way back."""
-    atoms, channels = x.shape[1:]
-    for a in range(atoms):
-        x_a = at(pointer(x), a * channels)
-        _spread(channels, x_a, at(pointer(y), a * y.shape[1]), x_a, atoms * channels)
-
-
 @over_channels
 def _embed_pair(f, like, table, channels, t, g, receiver_i, sender_i, receiver_j, sender_j, x_i, x_j):
     v = values(coefficients(table, f, channels, like), t)
@@ -99,14 +61,14 @@ def _embed_pair(f, like, table, channels, t, g, receiver_i, sender_i, receiver_j
     z_j = load(receiver_j, f, like) + load(sender_i, f, like)
     forth = (1.0, g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7])
     back = (1.0, -g[0], -g[1], -g[2], g[3], g[4], g[5], g[6], g[7])
-    k = _place(f)
+    k = channel_place(f)
     put(x_i, k, LANES, plus(nine(x_i, k, LANES, like), by_part((v[0] * z_i, v[1] * z_i, v[2] * z_i), forth)))
     put(x_j, k, LANES, plus(nine(x_j, k, LANES, like), by_part((v[0] * z_j, v[1] * z_j, v[2] * z_j), back)))
 
 
 @over_channels
 def _own_embedding(f, like, own, x):
-    store(x, _place(f), load(own, f, like))
+    store(x, channel_place(f), load(own, f, like))
 
 
 @kernel
@@ -114,7 +76,7 @@ def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, lower, 
     atoms, channels = own.shape
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    size = _size(channels)
+    size = atom_size(channels)
     x = np.zeros((atoms, size), own.dtype)
     x_at, receiver_at, sender_at, table_at = pointer(x), pointer(receiver), pointer(sender), pointer(table)
     for a in range(atoms):
@@ -129,7 +91,7 @@ def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, lower, 
             at(receiver_at, i * channels), at(sender_at, i * channels), at(receiver_at, j * channels), at(sender_at, j * channels),
             at(x_at, i * size), at(x_at, j * size),
         )  # fmt: skip
-    _components_first(x, result)
+    components_first(x, result)
 
 
 @over_channels
@@ -141,7 +103,7 @@ def _embed_pair_backward(
     v, s = values(c, t), slopes(c, t, step)
     z_i = load(receiver_i, f, like) + load(sender_j, f, like)
     z_j = load(receiver_j, f, like) + load(sender_i, f, like)
-    k = _place(f)
+    k = channel_place(f)
     by_i, by_j = times(z_i, nine(g_i, k, LANES, like)), times(z_j, nine(g_j, k, LANES, like))
     both = plus(by_i, by_part((1, -1, 1), by_j))
     along = s[0] * both[0]
@@ -158,8 +120,8 @@ def embed_backward(
     channels = receiver.shape[1]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    size = _size(channels)
-    g_x, sums = _atoms_first(g_result), np.empty(9 * LANES, g_result.dtype)
+    size = atom_size(channels)
+    g_x, sums = atoms_first(g_result), np.empty(9 * LANES, g_result.dtype)
     g_at, receiver_at, sender_at = pointer(g_x), pointer(receiver), pointer(sender)
     table_at, sums_at, count = pointer(table), pointer(sums), lanes(pointer(sums))
     for p in range(len(distance)):
@@ -188,13 +150,13 @@ def embed_backward(
 
 @over_channels
 def _own_message(f, like, own, channels, y, m):
-    k = _place(f)
+    k = channel_place(f)
     put(m, k, LANES, each(nine(own, f, channels, like), nine(y, k, LANES, like)))
 
 
 @over_channels
 def _message(f, like, table, channels, t, y_i, y_j, m_i, m_j):
-    v, k = values(coefficients(table, f, channels, like), t), _place(f)
+    v, k = values(coefficients(table, f, channels, like), t), channel_place(f)
     put(m_i, k, LANES, plus(nine(m_i, k, LANES, like), by_part(v, nine(y_j, k, LANES, like))))
     put(m_j, k, LANES, plus(nine(m_j, k, LANES, like), by_part(v, nine(y_i, k, LANES, like))))
 
@@ -202,7 +164,7 @@ def _message(f, like, table, channels, t, y_i, y_j, m_i, m_j):
 @over_channels
 def _message_product(f, like, y, m, factor, both, out, message, row):
     """The product, and the message, with components first: `row` numbers from one to the next."""
-    k = _place(f)
+    k = channel_place(f)
     m_a = nine(m, k, LANES, like)
     put(message, f, row, m_a)
     put(out, f, row, normalized(multiply(nine(y, k, LANES, like), m_a, factor, both), True))
@@ -213,7 +175,7 @@ def interact(distance, pairs, _by_atom, own, table, lower, step, y_values, facto
     atoms, channels = y_values.shape[1:]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    size, y = _size(channels), _atoms_first(y_values)
+    size, y = atom_size(channels), atoms_first(y_values)
     m = np.empty_like(y)
     y_at, m_at, table_at = pointer(y), pointer(m), pointer(table)
     for a in range(atoms):
@@ -238,7 +200,7 @@ def interact(distance, pairs, _by_atom, own, table, lower, step, y_values, facto
 @over_channels
 def _message_product_gradients(f, like, g_out, message, row, y, own, channels, factor, both, g_y, g_m):
     """Gradients by Y, the self pair's included, and by the message."""
-    k = _place(f)
+    k = channel_place(f)
     y_a, m_a = nine(y, k, LANES, like), nine(message, f, row, like)
     g = normalized_backward(nine(g_out, f, row, like), multiply(y_a, m_a, factor, both), True)
     by_y, by_m = multiply_backward(g, y_a, m_a, factor, both)
@@ -248,7 +210,7 @@ def _message_product_gradients(f, like, g_out, message, row, y, own, channels, f
 
 @over_channels
 def _message_backward(f, like, table, channels, t, step, y_i, y_j, g_m_i, g_m_j, g_y_i, g_y_j, sums):
-    c, k = coefficients(table, f, channels, like), _place(f)
+    c, k = coefficients(table, f, channels, like), channel_place(f)
     v, s = values(c, t), slopes(c, t, step)
     g_i, g_j = nine(g_m_i, k, LANES, like), nine(g_m_j, k, LANES, like)
     forth, back = part_sums(g_i, nine(y_j, k, LANES, like)), part_sums(g_j, nine(y_i, k, LANES, like))
@@ -265,7 +227,7 @@ def interact_backward(
     atoms, channels = y_values.shape[1:]
     intervals = table.shape[0] - 2
     upper = lower + step * intervals
-    size, y = _size(channels), _atoms_first(y_values)
+    size, y = atom_size(channels), atoms_first(y_values)
     g_m, g_y, sums = np.empty_like(y), np.empty_like(y), np.empty(LANES, y.dtype)
     y_at, g_m_at, g_y_at = pointer(y), pointer(g_m), pointer(g_y)
     table_at, sums_at = pointer(table), pointer(sums)
@@ -286,7 +248,7 @@ def interact_backward(
             at(g_m_at, i), at(g_m_at, j), at(g_y_at, i), at(g_y_at, j), sums_at,
         )  # fmt: skip
         g_distance[p] = sum_up(sums, 0, lanes(y_at))
-    _components_first(g_y, g_values)
+    components_first(g_y, g_values)
     keep(y)
     keep(g_m)
 
@@ -411,12 +373,12 @@ def norm_features_backward(g_x, g_out, x, weight, result):
 
 
 @kernel
-def _part_norms(x, a, scalar, t):
+def _part_norms(x, a, scalar, square, t):
     channels = x.shape[2]
     for f in range(channels):
         t[channels + f] = t[2 * channels + f] = 0
     for f in range(channels):
-        t[f] = scalar * x[0, a, f] * x[0, a, f]
+        t[f] = scalar * x[0, a, f] * (x[0, a, f] if square else x.dtype.type(1))
     for c in range(1, 9):
         first = channels if c < 4 else 2 * channels
         for f in range(channels):
@@ -424,26 +386,29 @@ def _part_norms(x, a, scalar, t):
 
 
 @kernel
-def part_features(x, scalar, weight, bias, out):
+def part_features(x, scalar, square, weight, bias, out):
     atoms, channels = x.shape[1:]
     t = np.empty(3 * channels, x.dtype)
     for a in range(atoms):
-        _part_norms(x, a, x.dtype.type(scalar), t)
+        _part_norms(x, a, x.dtype.type(scalar), square, t)
         _layer_norm(t, weight, bias, out, a)
 
 
 @kernel
-def part_features_backward(g_out, x, scalar, weight, g_x):
+def part_features_backward(g_out, x, scalar, square, weight, g_x):
     atoms, channels = x.shape[1:]
     t, g_t = np.empty(3 * channels, x.dtype), np.empty(3 * channels, x.dtype)
     for a in range(atoms):
-        _part_norms(x, a, x.dtype.type(scalar), t)
+        _part_norms(x, a, x.dtype.type(scalar), square, t)
         _layer_norm_backward(t, weight, g_out, a, g_t)
         for c in range(9):
             first = 0 if c == 0 else channels if c < 4 else 2 * channels
             factor = x.dtype.type(2 * scalar if c == 0 else 2)
             for f in range(channels):
                 g_x[c, a, f] = factor * g_t[first + f] * x[c, a, f]
+        if not square:
+            for f in range(channels):
+                g_x[0, a, f] = x.dtype.type(scalar) * g_t[f]
 
 
 @over_channels

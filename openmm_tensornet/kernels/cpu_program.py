@@ -12,10 +12,11 @@ from enum import IntEnum, auto
 import numpy as np
 from numba import carray, types
 
-from . import cpu, cpu_pairs
+from . import cpu, cpu_charges, cpu_pairs
+from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
-from .cpu_steps import activate, activation_slope, inlined, kernel, over_channels
-from .simd import intrinsic, load, pointer, store
+from .cpu_steps import inlined, kernel
+from .simd import intrinsic, pointer
 
 FIELDS = 6  # of an array: base, offset, and up to four dimensions
 
@@ -33,6 +34,10 @@ class Kernel(IntEnum):
     interact_backward = auto()
     block_message = auto()
     block_message_backward = auto()
+    charge_message = auto()
+    charge_message_backward = auto()
+    equilibrate = auto()
+    equilibrate_backward = auto()
     norm_features = auto()
     norm_features_backward = auto()
     part_features = auto()
@@ -50,6 +55,7 @@ class Kernel(IntEnum):
     linear = auto()
     silu = auto()
     silu_backward = auto()
+    plus = auto()
     widen = auto()
     addmv = auto()
     add = auto()
@@ -88,16 +94,6 @@ def _three(row, k, bases, kind):
 def _four(row, k, bases, kind):
     k = 1 + FIELDS * k
     return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2], row[k + 3], row[k + 4], row[k + 5]))
-
-
-@over_channels
-def _silu(f, like, x, out):
-    store(out, f, activate(load(x, f, like), True))
-
-
-@over_channels
-def _silu_gradient(f, like, g, x, out):
-    store(out, f, load(g, f, like) * activation_slope(load(x, f, like), True))
 
 
 @kernel
@@ -188,9 +184,11 @@ def execute(addresses, first, last, width, values, r):
                 _three(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), _three(c, 4, b, r)
             )
         elif which == Kernel.part_features:
-            cpu.part_features(_three(c, 0, b, r), n[0], _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+            cpu.part_features(_three(c, 0, b, r), n[0], n[1] != 0, _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
         elif which == Kernel.part_features_backward:
-            cpu.part_features_backward(_two(c, 0, b, r), _three(c, 1, b, r), n[0], _one(c, 2, b, r), _three(c, 3, b, r))
+            cpu.part_features_backward(
+                _two(c, 0, b, r), _three(c, 1, b, r), n[0], n[1] != 0, _one(c, 2, b, r), _three(c, 3, b, r)
+            )
         elif which == Kernel.normalize:
             cpu.normalize(_three(c, 0, b, r), _three(c, 1, b, r))
         elif which == Kernel.normalize_backward:
@@ -226,16 +224,38 @@ def execute(addresses, first, last, width, values, r):
                 _three(c, 0, b, r), _four(c, 1, b, r), _two(c, 2, b, r), _three(c, 3, b, r), _four(c, 4, b, r), _two(c, 5, b, r),
                 _three(c, 6, b, r),
             )  # fmt: skip
+        elif which == Kernel.charge_message:
+            cpu_charges.charge_message(
+                _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], n[1], _one(c, 3, b, r), _two(c, 4, b, r), _two(c, 5, b, r),
+                _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _one(c, 9, b, r), _three(c, 10, b, r), _three(c, 11, b, r),
+                _two(c, 12, b, r), _two(c, 13, b, r), _two(c, 14, b, r),
+            )  # fmt: skip
+        elif which == Kernel.charge_message_backward:
+            cpu_charges.charge_message_backward(
+                _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], n[1], _one(c, 4, b, r),
+                _three(c, 5, b, r), _two(c, 6, b, r), _two(c, 7, b, r), _two(c, 8, b, r), _one(c, 9, b, r), _one(c, 10, b, r),
+                _one(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _three(c, 14, b, r),
+            )  # fmt: skip
+        elif which == Kernel.equilibrate:
+            cpu_charges.equilibrate(_two(c, 0, b, r), _one(c, 1, b, i), _one(c, 2, b, r), _two(c, 3, b, r))
+        elif which == Kernel.equilibrate_backward:
+            cpu_charges.equilibrate_backward(
+                _two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, i), _one(c, 3, b, r), _two(c, 4, b, r)
+            )
         elif which == Kernel.linear:
             linear(_two(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
         elif which == Kernel.silu:
             x, out = _one(c, 0, b, r), _one(c, 1, b, r)
-            _silu(len(x), pointer(x), pointer(x), pointer(out))
+            silu(len(x), pointer(x), pointer(x), pointer(out))
         elif which == Kernel.silu_backward:
             g, x, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
-            _silu_gradient(len(x), pointer(x), pointer(g), pointer(x), pointer(out))
+            silu_gradient(len(x), pointer(x), pointer(g), pointer(x), pointer(out))
         elif which == Kernel.widen:
             _widen(_one(c, 0, b, r), _one(c, 1, b, d))
+        elif which == Kernel.plus:
+            x, y, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
+            for e in range(len(out)):
+                out[e] = x[e] + y[e]
         elif which == Kernel.addmv:
             _addmv(_one(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, d), _one(c, 3, b, d))
         elif which == Kernel.add:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
-from .simd import FASTMATH, exp, lanes, load, narrow, store, wide
+from .simd import FASTMATH, at, exp, lanes, load, narrow, pointer, store, wide
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
 kernel = njit(cache=True, **_OPTIONS)
@@ -312,3 +312,48 @@ def angular(unit, p):
         x, y, z, 2 * HALF * x * y, 2 * HALF * x * z, 2 * HALF * y * z,
         HALF * (x * x - y * y), SIXTH * (2 * z * z - x * x - y * y),
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ atoms in rows
+
+
+@inlined
+def atom_size(channels):
+    """Numbers of an atom in an array of :func:`atoms_first`."""
+    return 9 * (channels + LANES - 1) // LANES * LANES
+
+
+@inlined
+def channel_place(f):
+    """Of the first component of a channel there; the next ones are :data:`LANES` numbers apart."""
+    return 9 * f - LANES * (f % LANES)
+
+
+@over_channels
+def _gather(f, like, x, row, y):
+    put(y, channel_place(f), LANES, nine(x, f, row, like))
+
+
+@over_channels
+def _spread(f, like, y, x, row):
+    put(x, f, row, nine(y, channel_place(f), LANES, like))
+
+
+@kernel
+def atoms_first(x):
+    """(9, A, F) to atom by atom, in which what a pair needs of an atom and some channels lies together."""
+    atoms, channels = x.shape[1:]
+    y = np.empty((atoms, atom_size(channels)), x.dtype)
+    for a in range(atoms):
+        x_a = at(pointer(x), a * channels)
+        _gather(channels, x_a, x_a, atoms * channels, at(pointer(y), a * y.shape[1]))
+    return y
+
+
+@kernel
+def components_first(y, x):
+    """The way back."""
+    atoms, channels = x.shape[1:]
+    for a in range(atoms):
+        x_a = at(pointer(x), a * channels)
+        _spread(channels, x_a, at(pointer(y), a * y.shape[1]), x_a, atoms * channels)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import tensors
+from ..charges import SMALLEST_SHARE
 from . import definitions
 from .cuda_steps import (
     EPSILON,
@@ -383,6 +385,83 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y) -> Non
     )  # fmt: skip
 
 
+# What a TensorNet2 has beyond a TensorNet is made of PyTorch's own operators.
+
+
+def _directed(pairs: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
+    """Receivers and senders: each atom with itself, then both directions of pairs."""
+    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
+    i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
+    return i, j
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def charge_message(
+    distance, pairs, table, lower, step, own, receiver, sender, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
+) -> None:
+    i, j = _directed(pairs, len(receiver))
+    f = definitions.functions(distance, table, lower, step)
+    share, c = torch.cat((own.expand(len(receiver), -1), f, f)).split((receiver.shape[1], 1), dim=1)
+    torch.add(share, receiver[i] + sender[j], out=h0)
+    silu = torch.nn.functional.silu
+    for h, panels, bias, out in ((h0, panels1, bias1, h1), (h1, panels2, bias2, h2)):
+        torch.addmm(bias, silu(h), definitions.unpack(panels, h.shape[1], len(bias)), out=out)
+    w = definitions.by_component((c * silu(h2)).unflatten(1, (3, -1)))
+    torch.index_add(torch.zeros_like(y), 1, i, w * y[:, j], out=m)
+
+
+def charge_message_backward(
+    g_m,
+    distance,
+    pairs,
+    table,
+    lower,
+    step,
+    own,
+    y,
+    h0,
+    h1,
+    h2,
+    panels2,
+    panels1,
+    g_distance,
+    g_receiver,
+    g_sender,
+    g_y,
+) -> None:
+    count, (i, j) = len(distance), _directed(pairs, len(g_receiver))
+    f = definitions.functions(distance, table, lower, step)
+    c = torch.cat((own.expand(len(g_receiver), -1), f, f))[:, -1:]
+    s, g_i = torch.nn.functional.silu(h2), g_m[:, i]
+    torch.index_add(torch.zeros_like(y), 1, j, definitions.by_component((c * s).unflatten(1, (3, -1))) * g_i, out=g_y)
+    by = torch.cat([part.sum(0) for part in (g_i * y[:, j]).split(tensors.PART_SIZES)], dim=1)
+    g = c * by * _silu_slope(h2)
+    for h, panels in ((h1, panels2), (h0, panels1)):
+        g = torch.mm(g, definitions.unpack(panels, g.shape[1], h.shape[1])) * _silu_slope(h)
+    torch.index_add(torch.zeros_like(g_receiver), 0, i, g, out=g_receiver)
+    torch.index_add(torch.zeros_like(g_sender), 0, j, g, out=g_sender)
+    of_pairs = torch.cat((g, (by * s).sum(1, keepdim=True)), dim=1)[len(g_receiver) :]
+    both = of_pairs[:count] + of_pairs[count:]
+    torch.sum(both * definitions.slopes(distance, table, lower, step), dim=1, out=g_distance)
+
+
+def equilibrate(h, molecule, charge, q) -> None:
+    q.copy_(definitions.equilibrate(h, molecule, charge))
+
+
+def equilibrate_backward(g_q, h, molecule, charge, g_h) -> None:
+    q, f = h.chunk(2, dim=1)
+    zeros, square = h.new_zeros(len(charge), q.shape[1]), f * f
+    total = zeros.index_add(0, molecule, square) + SMALLEST_SHARE
+    ratio = (charge.unsqueeze(1) - zeros.index_add(0, molecule, q)) / total
+    by_q = g_q - (zeros.index_add(0, molecule, g_q * square) / total)[molecule]
+    torch.cat((by_q, 2 * f * by_q * ratio[molecule]), dim=1, out=g_h)
+
+
 def by_atom(pairs: Tensor, atoms: int, result: Tensor) -> None:
     result.copy_(definitions.by_atom(pairs, atoms))
 
@@ -429,9 +508,11 @@ def norm_features_backward(g_x, g_out, x, weight, result) -> None:
 
 
 @triton.jit
-def _part_norms(x, inside, count, scalar: tl.constexpr):
-    """Centred norms of the three parts, and one over their standard deviation."""
+def _part_norms(x, inside, count, scalar: tl.constexpr, SQUARE: tl.constexpr):
+    """Centred norms of the three parts, or I itself, and one over their standard deviation."""
     i, a, s = part_sums(x, x)
+    if not SQUARE:
+        i = x[0]
     i *= scalar
     mean = tl.sum(i + a + s, 0) / count
     i, a, s = tl.where(inside, i - mean, 0), tl.where(inside, a - mean, 0), tl.where(inside, s - mean, 0)
@@ -439,30 +520,34 @@ def _part_norms(x, inside, count, scalar: tl.constexpr):
 
 
 @triton.jit
-def _part_features(x, weight, bias, out, atoms, channels, scalar: tl.constexpr, WIDTH: tl.constexpr):
+def _part_features(
+    x, weight, bias, out, atoms, channels, scalar: tl.constexpr, SQUARE: tl.constexpr, WIDTH: tl.constexpr
+):
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
     x = load(x, atoms * channels, atom * channels + f, inside)
-    t, scale = _part_norms(x, inside, 3 * channels, scalar)
+    t, scale = _part_norms(x, inside, 3 * channels, scalar, SQUARE)
     for k in tl.static_range(3):
         at = k * channels + f
         value = t[k] * scale * tl.load(weight + at, inside, 0) + tl.load(bias + at, inside, 0)
         tl.store(out + atom * 3 * channels + at, value, inside)
 
 
-def part_features(x, scalar, weight, bias, out) -> None:
+def part_features(x, scalar, square, weight, bias, out) -> None:
     atoms, channels = x.shape[1:]
     _part_features[(atoms,)](
-        x, weight, bias, out, atoms, channels, scalar=scalar, WIDTH=triton.next_power_of_2(channels)
+        x, weight, bias, out, atoms, channels, scalar=scalar, SQUARE=square, WIDTH=triton.next_power_of_2(channels)
     )
 
 
 @triton.jit
-def _part_features_backward(g_out, x, weight, g_x, atoms, channels, scalar: tl.constexpr, WIDTH: tl.constexpr):
+def _part_features_backward(
+    g_out, x, weight, g_x, atoms, channels, scalar: tl.constexpr, SQUARE: tl.constexpr, WIDTH: tl.constexpr
+):
     atom, f = tl.program_id(0), tl.arange(0, WIDTH)
     inside = f < channels
     x = load(x, atoms * channels, atom * channels + f, inside)
-    t, scale = _part_norms(x, inside, 3 * channels, scalar)
+    t, scale = _part_norms(x, inside, 3 * channels, scalar, SQUARE)
     g_out += atom * 3 * channels
     i = tl.load(g_out + f, inside, 0) * tl.load(weight + f, inside, 0)
     a = tl.load(g_out + channels + f, inside, 0) * tl.load(weight + channels + f, inside, 0)
@@ -472,13 +557,16 @@ def _part_features_backward(g_out, x, weight, g_x, atoms, channels, scalar: tl.c
     i = 2 * scale * (i - mean - t[0] * along) * scalar
     a = 2 * scale * (a - mean - t[1] * along)
     s = 2 * scale * (s - mean - t[2] * along)
-    store(g_x, atoms * channels, atom * channels + f, inside, by_part((i, a, s), x))
+    by = by_part((i, a, s), x)
+    if not SQUARE:
+        by = (i / 2, by[1], by[2], by[3], by[4], by[5], by[6], by[7], by[8])
+    store(g_x, atoms * channels, atom * channels + f, inside, by)
 
 
-def part_features_backward(g_out, x, scalar, weight, g_x) -> None:
+def part_features_backward(g_out, x, scalar, square, weight, g_x) -> None:
     atoms, channels = x.shape[1:]
     _part_features_backward[(atoms,)](
-        g_out, x, weight, g_x, atoms, channels, scalar=scalar, WIDTH=triton.next_power_of_2(channels)
+        g_out, x, weight, g_x, atoms, channels, scalar=scalar, SQUARE=square, WIDTH=triton.next_power_of_2(channels)
     )
 
 

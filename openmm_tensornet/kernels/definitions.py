@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import tensors
+from ..charges import SMALLEST_SHARE
 from ..neighbors import all_pairs, minimum_image
 
 EPSILON = 1e-5  # of LayerNorm
@@ -61,17 +62,26 @@ def geometry(
     return distance, torch.where(same.unsqueeze(1), 0, r / distance.unsqueeze(-1))
 
 
+def _interval(distance: Tensor, table: Tensor, lower: float, step: float) -> tuple[Tensor, Tensor]:
+    """Coefficients of each distance's interval, (P, 4, G), and the place in it, (P, 1)."""
+    place = (distance.double() - lower) / step + 1
+    row = place.detach().floor().nan_to_num(0).clamp(0, table.shape[0] - 1).long()
+    return table[row], (place - row).to(table.dtype).unsqueeze(-1)
+
+
 def functions(distance: Tensor, table: Tensor, lower: float, step: float) -> Tensor:
-    """Functions of the distance, shape (P, 3, F), from coefficients, shape (K+2, 4, 3F), of K intervals from `lower` on.
+    """Functions of the distance, shape (P, G), from coefficients, shape (K+2, 4, G), of K intervals from `lower` on.
 
     The first row is for what is closer, the last one for what is farther away.
     """
-    place = (distance.double() - lower) / step + 1
-    row = place.detach().floor().nan_to_num(0).clamp(0, table.shape[0] - 1).long()
-    t = (place - row).to(table.dtype).unsqueeze(-1)
-    c = table[row]
-    values = c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
-    return values.unflatten(1, (3, -1))
+    c, t = _interval(distance, table, lower, step)
+    return c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
+
+
+def slopes(distance: Tensor, table: Tensor, lower: float, step: float) -> Tensor:
+    """Their derivatives by the distance."""
+    c, t = _interval(distance, table, lower, step)
+    return (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) / step
 
 
 def angular(unit: Tensor) -> Tensor:
@@ -86,7 +96,7 @@ def embed(
     table: Tensor, lower: float, step: float,
 ) -> Tensor:  # fmt: skip
     """Σ_j (receiver_i + sender_j) f(d_ij) ⊙ angular(u_ij), (9, A, F), over pairs i<j in both directions; `own` adds to I."""
-    f = by_component(functions(distance, table, lower, step))
+    f = by_component(functions(distance, table, lower, step).unflatten(1, (3, -1)))
     i, j = pairs
     x = torch.cat((own.unsqueeze(0), own.new_zeros(8, *own.shape)))
     x = x.index_add(1, i, f * angular(unit).unsqueeze(-1) * (receiver[i] + sender[j]))
@@ -101,7 +111,7 @@ def interact(
 
     Both (9, A, F); `own` has shape (9, F).
     """
-    f = by_component(functions(distance, table, lower, step))
+    f = by_component(functions(distance, table, lower, step).unflatten(1, (3, -1)))
     i, j = pairs
     m = (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
     return product(y, m, factor, both), m
@@ -114,6 +124,33 @@ def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     return (f * y.unflatten(1, (atoms // n, 1, n))).sum(3).flatten(1, 2)
 
 
+def charge_message(
+    distance: Tensor, pairs: Tensor, table: Tensor, lower: float, step: float, own: Tensor, receiver: Tensor, sender: Tensor,
+    panels1: Tensor, bias1: Tensor, panels2: Tensor, bias2: Tensor, y: Tensor,
+) -> Tensor:  # fmt: skip
+    """M_i = Σ_j c(d_ij) σ(L₂σ(L₁σ(f(d_ij) + receiver_i + sender_j))) ⊙ Y_j over pairs i<j in both directions, and i itself; (9, A, F).
+
+    Functions f and then c from the table, shape (K+2, 4, F+1), and for an atom itself `own`, (F+1,). Weights are packed as by
+    :func:`unpack`'s counterpart in :mod:`.cpu_matmul`. The operator gives three more results, for the backward pass alone.
+    """
+    atoms = len(receiver)
+    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
+    i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
+    f = functions(distance, table, lower, step)
+    *share, c = torch.cat((own.expand(atoms, -1), f, f)).tensor_split((receiver.shape[1],), dim=1)
+    h = torch.nn.functional.silu(share[0] + receiver[i] + sender[j])
+    for panels, bias in ((panels1, bias1), (panels2, bias2)):
+        h = torch.nn.functional.silu(torch.addmm(bias, h, unpack(panels, h.shape[1], len(bias))))
+    w = by_component((c * h).unflatten(1, (3, -1)))
+    return torch.zeros_like(y).index_add(1, i, w * y[:, j])
+
+
+def unpack(panels: Tensor, depth: int, columns: int) -> Tensor:
+    """A weight, shape (depth, columns), from its panels."""
+    width = 64 // panels.element_size()
+    return panels.view(-1, depth, width).transpose(0, 1).reshape(depth, -1)[:, :columns]
+
+
 def by_component(parts: Tensor) -> Tensor:
     """Repeat each part's values for its components, (P, 3, F) to (9, P, F)."""
     return torch.repeat_interleave(parts, torch.tensor(tensors.PART_SIZES), dim=1).transpose(0, 1)
@@ -124,10 +161,20 @@ def norm_features(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm((x * x).sum(0), weight.shape, weight, bias, EPSILON)
 
 
-def part_features(x: Tensor, scalar: float, weight: Tensor, bias: Tensor) -> Tensor:
-    """LayerNorm of (scalar·I², ‖A‖², ‖S‖²), shape (A, 3F)."""
+def part_features(x: Tensor, scalar: float, square: bool, weight: Tensor, bias: Tensor) -> Tensor:
+    """LayerNorm of (scalar·I² or scalar·I, ‖A‖², ‖S‖²), shape (A, 3F)."""
     i, a, s = ((part * part).sum(0) for part in x.split(tensors.PART_SIZES))
-    return torch.nn.functional.layer_norm(torch.cat((scalar * i, a, s), dim=1), weight.shape, weight, bias, EPSILON)
+    features = torch.cat((scalar * (i if square else x[0]), a, s), dim=1)
+    return torch.nn.functional.layer_norm(features, weight.shape, weight, bias, EPSILON)
+
+
+def equilibrate(h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over each molecule's atoms, whose charge Q has shape (M,); (A, K)."""
+    q, f = h.chunk(2, dim=1)
+    zeros = h.new_zeros(len(charge), q.shape[1])
+    total = zeros.index_add(0, molecule, f * f) + SMALLEST_SHARE
+    missing = charge.unsqueeze(1) - zeros.index_add(0, molecule, q)
+    return q + f * f * (missing / total)[molecule]
 
 
 def normalize(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import tensors
+from ..charges import TensorNet2
 from ..model import TensorNet
 from ..module import Module
 from ..tabulate import RadialTable
@@ -69,6 +70,27 @@ class _BlockMessage(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         return _OPS.block_message_backward(*gradients, *ctx.saved_tensors)
+
+
+class _ChargeMessage(torch.autograd.Function):
+    """With the packed transposes of the weights, for the backward pass, as last arguments."""
+
+    @staticmethod
+    def forward(ctx, distance, pairs, table, lower, step, own, receiver, sender, *rest) -> Tensor:
+        *perceptron, y, back2, back1 = rest
+        m, *hidden = _OPS.charge_message(
+            distance, pairs, table, lower, step, own, receiver.contiguous(), sender.contiguous(), *perceptron, y
+        )
+        ctx.save_for_backward(distance, pairs, table, own, y, *hidden, back2, back1)
+        ctx.range = lower, step
+        return m
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        distance, pairs, table, *saved = ctx.saved_tensors
+        found = _OPS.charge_message_backward(*gradients, distance, pairs, table, *ctx.range, *saved)
+        g_distance, g_receiver, g_sender, g_y = found
+        return g_distance, *(None,) * 5, g_receiver, g_sender, *(None,) * 4, g_y, None, None
 
 
 class _NormFeatures(torch.autograd.Function):
@@ -143,15 +165,26 @@ class _Head(torch.autograd.Function):
 
 class _PartFeatures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, scalar, weight, bias) -> Tensor:
+    def forward(ctx, x, scalar, square, weight, bias) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.scalar = scalar
-        return _OPS.part_features(x, scalar, weight, bias)
+        ctx.options = scalar, square
+        return _OPS.part_features(x, scalar, square, weight, bias)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         x, weight = ctx.saved_tensors
-        return _OPS.part_features_backward(*gradients, x, ctx.scalar, weight), None, None, None
+        return _OPS.part_features_backward(*gradients, x, *ctx.options, weight), *(None,) * 4
+
+
+class _Equilibrate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, molecule, charge) -> Tensor:
+        ctx.save_for_backward(h, molecule, charge)
+        return _OPS.equilibrate(h, molecule, charge)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return _OPS.equilibrate_backward(*gradients, *ctx.saved_tensors), None, None
 
 
 class FusedOperators(Module):
@@ -195,7 +228,13 @@ class FusedOperators(Module):
         return _PlusSquare.apply(x, d, self.square_factor, normalize)
 
     def part_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return _PartFeatures.apply(x, self.scalar, weight, bias)
+        return _PartFeatures.apply(x, self.scalar, True, weight, bias)
+
+    def invariant_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return _PartFeatures.apply(x, 3**-0.5, False, weight, bias)
+
+    def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+        return _Equilibrate.apply(h.contiguous(), molecule, charge)
 
     def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _Head.apply(h if self.silu else self.activation(h), weight, bias, self.silu)
@@ -260,3 +299,68 @@ class FusedSums(Module):
         k, distance, pairs, by_atom = weight
         own, table = getattr(self, f"own_{k}"), getattr(self, f"table_{k}")
         return _Interact.apply(distance, pairs, by_atom, own, table, self.lower, self.step, y, factor, both)
+
+
+class FusedChargeSums(Module):
+    """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.charge_network.ChargePairSums`.
+
+    Parameters
+    ----------
+    model : TensorNet2
+    radial : list of RadialTable
+        Of :func:`~openmm_tensornet.charge_network.charge_radial_functions`.
+    self_functions : list of Tensor
+        Their functions at d = 0, for the self pair.
+    embedding : FusedSums
+    slots : Tensor of int64, shape (2, P), optional
+        Pairs of slots, where they are known beforehand and are not those of atoms that :meth:`forward` is given.
+    """
+
+    def __init__(
+        self,
+        model: TensorNet2,
+        radial: list[RadialTable],
+        self_functions: list[Tensor],
+        embedding: FusedSums,
+        slots: Tensor | None = None,
+    ):
+        super().__init__()
+        from .cpu_matmul import pack  # which needs numba
+
+        self.embedding, self.layers, self.fixed = embedding, len(model.layers), slots is not None
+        self.register_buffer("slots", torch.zeros(2, 0, dtype=torch.long) if slots is None else slots)
+        dtype, channels = embedding.receiver.dtype, embedding.receiver.shape[1]
+        k = 0
+        for functions, own in zip(radial[1:], self_functions[1:], strict=True):
+            self.lower, self.step = functions.lower, functions.step
+            (table,) = functions.tables(1)
+            for first in range(
+                0, table.shape[2] - 1, channels
+            ):  # of each layer, and the cutoff function, which is last
+                chosen = torch.cat((torch.arange(first, first + channels), torch.tensor([table.shape[2] - 1])))
+                self.register_buffer(f"table_{k}", table.index_select(2, chosen).to(dtype))
+                self.register_buffer(f"own_{k}", own.index_select(0, chosen).to(dtype))
+                k += 1
+        for k, layer in enumerate(model.layers):
+            for which, linear in enumerate(layer.radial[1:], 1):
+                weight = linear.weight.detach().to(dtype)
+                self.register_buffer(f"panels{which}_{k}", pack(weight.T))
+                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(dtype))
+                self.register_buffer(f"back{which}_{k}", pack(weight))
+
+    def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, Any]:
+        """As in ChargePairSums."""
+        pairs = self.slots if self.fixed else pairs
+        x, _ = self.embedding(distance, unit, pairs)
+        return x, tuple((k, distance, pairs) for k in range(self.layers))
+
+    def message(self, weight: Any, y: Tensor) -> Tensor:
+        """As in ChargePairSums."""
+        (k, distance, pairs), receiver, sender = weight
+        table, own, *perceptron = (
+            getattr(self, f"{name}_{k}") for name in ("table", "own", "panels1", "bias1", "panels2", "bias2")
+        )
+        back = getattr(self, f"back2_{k}"), getattr(self, f"back1_{k}")
+        return _ChargeMessage.apply(
+            distance, pairs, table, self.lower, self.step, own, receiver, sender, *perceptron, y, *back
+        )

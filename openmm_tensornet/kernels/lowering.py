@@ -23,6 +23,8 @@ _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default)
 ALIGNMENT = 64  # bytes: a line of the cache
 # Base addresses: of what lives within the call, of its constants, real ones and integers; those of inputs and results follow.
 ARENA, REAL, INTEGER, FIRST = 0, 1, 2, 3
+# Constants of at most so many bytes are copied, so that a call takes few tensors; larger ones are held once.
+SMALL = 1 << 16
 # Products of more rows stay with the library, which uses several threads.
 MOST_ROWS = 4096
 
@@ -49,7 +51,7 @@ class _Call(NamedTuple):
 
 
 def lower(program: fx.GraphModule) -> fx.GraphModule:
-    """A graph that computes the same on a CPU; buffers are shared.
+    """A graph that computes the same on a CPU; large buffers are shared.
 
     Parameters
     ----------
@@ -75,9 +77,7 @@ class _Lowering:
         self.calls: list[_Call] = []
         self.places: dict[fx.Node, _Place] = {}  # of the nodes of the run, views among them
         self.constants = {REAL: _Constants(self.real), INTEGER: _Constants(torch.int64)}
-        self.shared: dict[
-            fx.Node, tuple[int, int]
-        ] = {}  # constants of the program, by what they are part of and where they begin
+        self.copies: dict[fx.Node, _Array] = {}  # of small constants of the program
 
     def result(self) -> fx.GraphModule:
         for node in self.program.graph.nodes:
@@ -116,13 +116,13 @@ class _Lowering:
         """The kernels that compute a node; None where there are none."""
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             return None
+        arguments = tuple(t for n in node.all_input_nodes for t in self._tensors(n))
+        if not all(t.is_contiguous() for t in (*arguments, *self._tensors(node))):
+            return None
         if _name(node) in Kernel.__members__:
             return self._own(node)
         encoder: Callable | None = _ENCODERS.get(node.target)
-        arguments = tuple(t for n in node.all_input_nodes for t in self._tensors(n))
-        if encoder is None or not all(t.is_contiguous() for t in (*arguments, *self._tensors(node))):
-            return None
-        return encoder(self, node, {t.dtype for t in arguments})
+        return None if encoder is None else encoder(self, node, {t.dtype for t in arguments})
 
     def _tensors(self, node: fx.Node) -> tuple[Tensor, ...]:
         """A constant, or what is known of the results of a node."""
@@ -132,10 +132,10 @@ class _Lowering:
         tensor = self._tensors(node)[result]
         shape = (tensor.numel(),) if flat else tuple(tensor.shape)
         kind = {self.real: REAL, torch.int64: INTEGER}.get(tensor.dtype)
-        if node.op == "get_attr" and kind is not None:
-            if node not in self.shared:
-                self.shared[node] = kind, self.constants[kind].add(tensor.flatten())
-            return _Array(*self.shared[node], shape)
+        if node.op == "get_attr" and kind is not None and tensor.nbytes <= SMALL:
+            if node not in self.copies:
+                self.copies[node] = _Array(kind, self.constants[kind].add(tensor.flatten()), shape)
+            return self.copies[node]._replace(shape=shape)
         return _Array(self.places.get(node, _Place(node, 0)) if result == 0 else _Place(node, result), 0, shape)
 
     def _own(self, node: fx.Node) -> list[_Call]:
@@ -159,6 +159,9 @@ class _Lowering:
 
     def add(self, node: fx.Node, dtypes: set) -> list[_Call] | None:
         factor: Any = node.kwargs.get("alpha", 1)
+        shapes = {tuple(self._tensors(n)[0].shape) for n in (*node.all_input_nodes, node)}
+        if dtypes == {self.real} and not node.kwargs and len(node.all_input_nodes) == 2 and len(shapes) == 1:
+            return self._flat(Kernel.plus, node)
         if dtypes != {_DOUBLE} or len(node.all_input_nodes) < 2 or self._tensors(node.args[1])[0].numel() != 1:  # type: ignore[arg-type]
             return None
         return self._flat(Kernel.add, node, factor)
@@ -228,20 +231,13 @@ class _Lowering:
         numbers = torch.zeros(len(self.calls), max(1, *(len(c.numbers) for c in self.calls)), dtype=torch.float64)
         for call, row, given in zip(self.calls, code, numbers, strict=True):
             row[0] = call.kernel
-            given[: len(call.numbers)] = torch.tensor(call.numbers)
+            given[: len(call.numbers)] = torch.tensor(call.numbers, dtype=_DOUBLE)
             for k, array in enumerate(call.arrays):
                 base = array.place if isinstance(array.place, int) else bases.get(array.place, ARENA)
                 offset = array.offset + offsets.get(array.place, 0)  # type: ignore[arg-type]
                 entry = [base, offset, *array.shape]
                 row[1 + FIELDS * k : 1 + FIELDS * k + len(entry)] = torch.tensor(entry)
         constants = {kind: self._constant(self.constants[kind].together()) for kind in self.constants}
-        for node, (
-            kind,
-            begin,
-        ) in self.shared.items():  # the program's own become views, so that memory holds them once
-            tensor = self._tensors(node)[0]
-            part = getattr(self.root, str(constants[kind].target))[begin // tensor.itemsize :][: tensor.numel()]
-            self.program.register_buffer(str(node.target), part.view(tensor.shape))
         layout = [len(inputs), *(DTYPES.index(self._tensors(n)[0].dtype) for n in inputs)]
         for place in outputs:
             layout += [DTYPES.index(tensors[place].dtype), tensors[place].dim(), *tensors[place].shape]

@@ -29,9 +29,6 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 # Of what a sequence of kernels works on, by number.
 DTYPES = (torch.float32, torch.float64, torch.int64)
 
-# For each kind of device, the module with its kernels, and what its kernels take in place of a tensor.
-MODULES: dict[str, tuple[str, Callable]] = {"CPU": (".cpu", Tensor.numpy), "CUDA": (".cuda", lambda tensor: tensor)}
-
 
 def available() -> bool:
     """Whether what compiles the kernels is installed: for the CPU, where every force is checked, and for a GPU if there is one."""
@@ -39,9 +36,30 @@ def available() -> bool:
     return all(find_spec(package) is not None for package in needed)
 
 
-@cache
-def _kernel(module: str, name: str) -> Callable:
-    return getattr(import_module(module, __package__), name)
+_KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
+
+
+def _on_cpu(name: str, args: list, results: tuple[Tensor, ...]) -> None:
+    """Run a kernel as a sequence of one, so that nothing is compiled but what runs sequences."""
+    program = import_module(".cpu_program", __package__)
+    positions = 2 if name in ("near_pairs", "geometry") else 0  # these and the box are float64 in any case
+    tensors = [a.double() if k < positions else a for k, a in enumerate(args) if isinstance(a, Tensor)] + [*results]
+    real = [t.dtype for t in (results if name == "geometry" else tensors[positions:]) if t.is_floating_point()]
+    code = [int(program.Kernel[name])]
+    for k, tensor in enumerate(tensors):
+        code += [k, 0, *tensor.shape, *[0] * (program.FIELDS - 2 - tensor.dim())]
+    row, numbers = np.array(code), np.array([float(a) for a in args if not isinstance(a, Tensor)])
+    addresses = [row.ctypes.data, numbers.ctypes.data, *(t.data_ptr() for t in tensors)]
+    kind = _KINDS[real[0] if real else torch.float32]
+    program.execute(np.array(addresses), 0, 1, len(row), len(numbers), kind)
+
+
+def _on_cuda(name: str, args: list, results: tuple[Tensor, ...]) -> None:
+    getattr(import_module(".cuda", __package__), name)(*args, *results)
+
+
+# For each kind of device what runs a kernel: its name, arguments and results.
+RUNNERS: dict[str, Callable] = {"CPU": _on_cpu, "CUDA": _on_cuda}
 
 
 def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches: int = 1) -> None:
@@ -64,14 +82,13 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches
         return results[0] if single else results
 
     def run(device: str, *args):
-        module, convert = MODULES[device]
         results = allocate(*args)
-        given = [convert(a.contiguous()) if isinstance(a, Tensor) else a for a in args]
-        _kernel(module, name)(*given, *map(convert, results))
+        given = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
+        RUNNERS[device](name, given, results)
         return results[0] if single else results
 
     _LIBRARY.define(schema)
-    for device in MODULES:
+    for device in RUNNERS:
         _LIBRARY.impl(name, partial(run, device), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     declare_launches(f"{NAMESPACE}::{name}", launches)
@@ -127,6 +144,29 @@ _operator(
     "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
     _like(1, 2, 3),
 )
+_PERCEPTRON = "Tensor panels1, Tensor bias1, Tensor panels2, Tensor bias2"
+_operator(
+    f"charge_message(Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor receiver, Tensor sender, {_PERCEPTRON}, Tensor y) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    lambda *args: (
+        torch.empty_like(args[-1], memory_format=torch.contiguous_format),
+        *(
+            args[6].new_empty(len(args[6]) + 2 * len(args[0]), n)
+            for n in (args[6].shape[1], *map(len, (args[9], args[11])))
+        ),
+    ),
+    launches=30,
+)
+_operator(
+    f"charge_message_backward(Tensor g_m, Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor y, Tensor h0, Tensor h1, "
+    "Tensor h2, Tensor panels2, Tensor panels1) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda *args: (
+        torch.empty_like(args[1]),
+        *(args[7].new_empty(args[7].shape[1:]) for _ in range(2)),
+        torch.empty_like(args[7], memory_format=torch.contiguous_format),
+    ),
+    launches=60,
+)
 _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
 _operator("normalize(Tensor x) -> Tensor", _like(0))
@@ -147,14 +187,19 @@ _operator(
 _operator("head(Tensor h, Tensor weight, Tensor bias, bool silu) -> Tensor", lambda h, *_: (h.new_empty(h.shape[0]),))
 _operator("head_backward(Tensor g_out, Tensor h, Tensor weight, bool silu) -> Tensor", _like(1))
 _operator(
-    "part_features(Tensor x, float scalar, Tensor weight, Tensor bias) -> Tensor",
-    lambda x, scalar, weight, bias: (x.new_empty(x.shape[1], weight.shape[0]),),
+    "part_features(Tensor x, float scalar, bool square, Tensor weight, Tensor bias) -> Tensor",
+    lambda x, scalar, square, weight, bias: (x.new_empty(x.shape[1], weight.shape[0]),),
 )
-_operator("part_features_backward(Tensor g_out, Tensor x, float scalar, Tensor weight) -> Tensor", _like(1))
-
-
+_operator(
+    "part_features_backward(Tensor g_out, Tensor x, float scalar, bool square, Tensor weight) -> Tensor", _like(1)
+)
+_operator(
+    "equilibrate(Tensor h, Tensor molecule, Tensor charge) -> Tensor",
+    lambda h, molecule, charge: (h.new_empty(len(h), h.shape[1] // 2),),
+    launches=12,
+)
+_operator("equilibrate_backward(Tensor g_q, Tensor h, Tensor molecule, Tensor charge) -> Tensor", _like(1), launches=18)
 _SCRATCH = threading.local()
-_KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
 
 
 @cache
@@ -167,6 +212,11 @@ def _layout(layout: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], list[tupl
         results.append((DTYPES[dtype], tuple(rest[2 : 2 + dimensions])))
         rest = rest[2 + dimensions :]
     return inputs, results
+
+
+@cache
+def _execute() -> Callable:
+    return import_module(".cpu_program", __package__).execute
 
 
 def _scratch(size: int) -> Tensor:
@@ -196,7 +246,7 @@ def run_kernels(
     results = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
     bases = (code, numbers, _scratch(arena), real, integer, *given, *results)
     first, last, _ = part.indices(len(code))
-    execute = _kernel(".cpu_program", "execute")
+    execute = _execute()
     execute(np.array([t.data_ptr() for t in bases]), first, last, code.shape[1], numbers.shape[1], _KINDS[real.dtype])
     return results
 
