@@ -226,6 +226,32 @@ def test_features_with_the_scalar_itself():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("dtype", "largest", "error"), [(np.float32, 87, 2e-7), (np.float64, 708, 5e-16)])
+def test_exponential(dtype, largest, error):
+    """Vectors of it, which SiLU is made of."""
+    from numba import njit
+
+    from openmm_tensornet.kernels import cpu_steps, simd
+
+    @cpu_steps.over_channels
+    def step(f, like, x, out):
+        simd.store(out, f, simd.exp(simd.load(x, f, like)))
+
+    @njit
+    def exponential(x, out):
+        step(len(x), simd.pointer(x), simd.pointer(x), simd.pointer(out))
+
+    x = np.linspace(-largest, largest, 9999, dtype=dtype)
+    found = np.full_like(x, np.nan)
+    exponential(x, found)
+    exact = np.exp(x.astype(np.longdouble))
+    assert float(np.abs(found / exact - 1).max()) < error
+    x = np.array([np.nan, np.inf, -np.inf, 0, 1000], dtype)
+    found = np.empty_like(x)
+    exponential(x, found)
+    assert np.isnan(found[0]) and found[1] > 1e37 and 0 <= found[2] < 1e-37 and found[3] == 1 and np.isfinite(found[4])
+
+
 def test_gates_that_are_activated_already():
     case = Case(5, 24, torch.float64)
     arguments = (case.x, case.gates, False, True)

@@ -1,7 +1,11 @@
 """A few tries of each part of tests/soak.py, with fixed seeds."""
 
+import json
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +13,19 @@ import soak
 
 
 def test_mutated_files(tmp_path):
-    outcomes = soak.mutated_files(120, 0, soak.checkpoints(), tmp_path)
+    """In an interpreter of its own: autograd refuses to work in a fork of a process in which it has threads."""
+    code = (
+        "import json, pathlib, sys, soak\n"
+        "print(json.dumps(soak.mutated_files(120, 0, soak.checkpoints(), pathlib.Path(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    outcomes = json.loads(done.stdout.splitlines()[-1])
     assert sum(outcomes.values()) == 120
     assert not [outcome for outcome in outcomes if outcome.startswith("DEFECT")], outcomes
     assert outcomes["checkpoint damaged: refused"] and outcomes["checkpoint edited: refused"]

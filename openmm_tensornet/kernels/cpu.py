@@ -18,7 +18,6 @@ from .cpu_steps import (
     LANES,
     SIXTH,
     activate,
-    activation_slope,
     add,
     angular,
     atom_size,
@@ -45,6 +44,7 @@ from .cpu_steps import (
     sum_up,
     three,
     times,
+    value_and_slope,
     values,
 )
 from .simd import at, keep, lanes, load, pointer, store, wide
@@ -431,15 +431,19 @@ def gate(x, gates, silu, normalize, out):
 @over_channels
 def _gate_gradients(f, like, g_out, x, row, gates, channels, silu, normalize, g_x, g_gates):
     n = three(gates, f, channels, like)
-    slope = activation_slope(n[0], silu), activation_slope(n[1], silu), activation_slope(n[2], silu)
-    n = activate(n[0], silu), activate(n[1], silu), activate(n[2], silu)
+    (i, by_i), (v, by_v), (s, by_s) = (
+        value_and_slope(n[0], silu),
+        value_and_slope(n[1], silu),
+        value_and_slope(n[2], silu),
+    )
+    n = i, v, s
     x_a = nine(x, f, row, like)
     g = normalized_backward(nine(g_out, f, row, like), by_part(n, x_a), normalize)
     put(g_x, f, row, by_part(n, g))
     by_gate = part_sums(g, x_a)
-    store(g_gates, f, slope[0] * by_gate[0])
-    store(g_gates, f + channels, slope[1] * by_gate[1])
-    store(g_gates, f + 2 * channels, slope[2] * by_gate[2])
+    store(g_gates, f, by_i * by_gate[0])
+    store(g_gates, f + channels, by_v * by_gate[1])
+    store(g_gates, f + 2 * channels, by_s * by_gate[2])
 
 
 @kernel
@@ -479,7 +483,7 @@ def head(h, weight, bias, silu, out):
 
 @over_channels
 def _head_gradient(f, like, h, g, weight, silu, g_h):
-    store(g_h, f, g * (load(weight, f, like) * activation_slope(load(h, f, like), silu)))
+    store(g_h, f, g * (load(weight, f, like) * value_and_slope(load(h, f, like), silu)[1]))
 
 
 @kernel

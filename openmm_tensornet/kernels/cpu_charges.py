@@ -13,7 +13,6 @@ from .cpu_matmul import linear
 from .cpu_steps import (
     LANES,
     activate,
-    activation_slope,
     atom_size,
     atoms_first,
     by_part,
@@ -28,6 +27,7 @@ from .cpu_steps import (
     put,
     sum_up,
     three,
+    value_and_slope,
 )
 from .simd import at, lanes, load, pointer, store, wide
 
@@ -112,7 +112,7 @@ def silu(f, like, x, out):
 
 @over_channels
 def silu_gradient(f, like, g, x, out):
-    store(out, f, load(g, f, like) * activation_slope(load(x, f, like), True))
+    store(out, f, load(g, f, like) * value_and_slope(load(x, f, like), True)[1])
 
 
 @over_channels
@@ -167,19 +167,23 @@ def charge_message(
 def _message_gradients(f, like, h, channels, c, g_i, y_j, g_y_j, g_h, sums):
     """Gradients by Y, by the pair's functions, and by c, whose sum over channels it adds to."""
     x, k = three(h, f, channels, like), channel_place(f)
-    s = activate(x[0], True), activate(x[1], True), activate(x[2], True)
+    (s_i, by_i), (s_v, by_v), (s_s, by_s) = (
+        value_and_slope(x[0], True),
+        value_and_slope(x[1], True),
+        value_and_slope(x[2], True),
+    )
     g = nine(g_i, k, LANES, like)
     by = part_sums(g, nine(y_j, k, LANES, like))
-    put(g_y_j, k, LANES, plus(nine(g_y_j, k, LANES, like), by_part((c * s[0], c * s[1], c * s[2]), g)))
-    store(sums, 0, load(sums, 0, like) + by[0] * s[0] + by[1] * s[1] + by[2] * s[2])
-    store(g_h, f, c * by[0] * activation_slope(x[0], True))
-    store(g_h, channels + f, c * by[1] * activation_slope(x[1], True))
-    store(g_h, 2 * channels + f, c * by[2] * activation_slope(x[2], True))
+    put(g_y_j, k, LANES, plus(nine(g_y_j, k, LANES, like), by_part((c * s_i, c * s_v, c * s_s), g)))
+    store(sums, 0, load(sums, 0, like) + by[0] * s_i + by[1] * s_v + by[2] * s_s)
+    store(g_h, f, c * by[0] * by_i)
+    store(g_h, channels + f, c * by[1] * by_v)
+    store(g_h, 2 * channels + f, c * by[2] * by_s)
 
 
 @over_channels
 def _term_gradients(f, like, g, h, g_receiver, g_sender, g_share):
-    by = load(g, f, like) * activation_slope(load(h, f, like), True)
+    by = load(g, f, like) * value_and_slope(load(h, f, like), True)[1]
     store(g_receiver, f, load(g_receiver, f, like) + by)
     store(g_sender, f, load(g_sender, f, like) + by)
     store(g_share, f, by)

@@ -252,13 +252,14 @@ def activate(x, silu):
 
 
 @inlined
-def activation_slope(x, silu):
-    """Derivative by x."""
+def value_and_slope(x, silu):
+    """Of the activation."""
     slope = 0 * x + 1
     if silu:
         s = sigmoid(x)
-        slope = s * (1 + x * (1 - s))
-    return slope
+        x = x * s
+        slope = s + x * (1 - s)
+    return x, slope
 
 
 @inlined

@@ -205,8 +205,8 @@ class _Lowering:
     # -------------------------------------------------------------------------------------------------------- runs
 
     def _close(self) -> None:
-        """Write the open run as one call."""
-        if len(self.calls) < 2:
+        """Write the open run as one call; a single operator of PyTorch's stays what it is."""
+        if len(self.calls) < 2 and not any(map(_name, self.run)):
             for node in self.run:
                 self._write(node)
         elif self.calls:

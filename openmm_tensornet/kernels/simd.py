@@ -163,12 +163,6 @@ def narrow(typingctx, start):
     return _zeros(start, 1)
 
 
-def _function(builder, name, result, *arguments):
-    """One of LLVM's own functions."""
-    kind = ir.FunctionType(result, [a.type for a in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
 @intrinsic
 def exp(typingctx, vector):
     """e^x = 2ⁿ e^r by the series of e^r, |r| ≤ ln 2 / 2. Beyond the normal numbers it gives the last of them; NaN stays NaN."""
@@ -178,7 +172,7 @@ def exp(typingctx, vector):
     low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
 
     def generate(context, builder, sig, args):
-        kind, suffix = context.get_value_type(vector), f"v{count}f{bits}"
+        kind = context.get_value_type(vector)
         whole = ir.VectorType(ir.IntType(bits), count)
 
         def constant(value, of=kind):
@@ -188,15 +182,20 @@ def exp(typingctx, vector):
         for limit, comparison in (((bias - 1) * math.log(2), ">"), ((1 - bias) * math.log(2), "<")):
             beyond = builder.fcmp_ordered(comparison, x, constant(limit))
             x = builder.select(beyond, constant(limit), x)
-        n = _function(builder, f"llvm.rint.{suffix}", kind, builder.fmul(x, constant(1 / math.log(2))))
+        rint = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind]), f"llvm.rint.v{count}f{bits}"
+        )
+        n = builder.call(rint, [builder.fmul(x, constant(1 / math.log(2)))])
         r = builder.fsub(x, builder.fmul(n, constant(high)), flags=("contract",))
         r = builder.fsub(r, builder.fmul(n, constant(low)), flags=("contract",))
         series = constant(1 / math.factorial(terms))
         for k in reversed(range(terms)):
             product = builder.fmul(series, r, flags=("contract",))
             series = builder.fadd(product, constant(1 / math.factorial(k)), flags=("contract",))
-        power = _function(builder, f"llvm.fptosi.sat.v{count}i{bits}.{suffix}", whole, n)
-        power = builder.shl(builder.add(power, constant(bias, whole)), constant(fraction, whole))
+        # The last bits of so large a sum are the integer, also where no instruction makes one of a vector of doubles.
+        power = builder.bitcast(builder.fadd(n, constant(1.5 * 2.0**fraction)), whole)
+        power = builder.shl(power, constant(fraction, whole))
+        power = builder.add(power, constant(bias << fraction, whole))
         return builder.fmul(series, builder.bitcast(power, kind))
 
     return vector(vector), generate
