@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         "with the kernels that a force would choose.",
     )
     add_quantity(benchmark, "--timestep", "fs", 0.5, "time step")
-    benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all but Reference)")
+    benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all)")
     benchmark.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     benchmark.add_argument(
         "--seconds", type=_at_least_one, default=10, metavar="N", help="for each platform (default: 10)"
@@ -418,7 +418,7 @@ def _benchmark(options: argparse.Namespace) -> None:
     timestep = positive_in("--timestep", options.timestep, unit.femtosecond)
     names = [Platform.getPlatform(k).getName() for k in range(Platform.getNumPlatforms())]
     found: dict[str, Any] = {}
-    for name in [options.platform] if options.platform else [n for n in names if n != "Reference"]:
+    for name in [options.platform] if options.platform else names:
         try:
             seconds = time_steps(system, structure.positions, name, timestep, options.seconds)
         except OpenMMException as error:

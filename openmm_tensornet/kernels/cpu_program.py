@@ -7,15 +7,18 @@ each array the index of its base address, its offset in bytes, and its shape.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum, auto
+from pathlib import Path
+from zlib import crc32
 
 import numpy as np
-from numba import carray, types
+from numba import carray, njit, types
 
 from . import cpu, cpu_charges, cpu_pairs
 from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
-from .cpu_steps import inlined, kernel
+from .cpu_steps import OPTIONS, inlined, kernel
 from .simd import intrinsic, pointer
 
 FIELDS = 6  # of an array: base, offset, and up to four dimensions
@@ -118,145 +121,156 @@ def _widen(x, out):
         out[i] = x[i]
 
 
-@kernel
-def execute(addresses, first, last, width, values, r):
-    """Run a part of a sequence.
+def _compiled(sources: int) -> Callable:
+    """What runs sequences. Numba's cache looks at one file and at what a function encloses, which is a number for all files."""
 
-    Parameters
-    ----------
-    addresses : array of int64
-        Of the code, integers of shape (kernels, width); of what else the kernels take, in their order, float64 of shape
-        (kernels, values); then the base addresses that the code speaks of.
-    first, last : int
-        The kernels to run.
-    width, values : int
-        1 + FIELDS·arrays, and numbers beside arrays.
-    r : array
-        Of any size: its kind is what the network computes with.
-    """
-    d, i = np.empty(0), np.empty(0, np.int64)
-    code = carray(_address(addresses[0], i), (last, width))
-    numbers = carray(_address(addresses[1], d), (last, values))
-    b = addresses[2:]
-    for k in range(first, last):
-        c, n = code[k], numbers[k]
-        which = c[0]
-        if which == Kernel.near_pairs:
-            cpu_pairs.near_pairs(
-                _two(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, i), n[0], int(n[1]), _two(c, 3, b, i), _one(c, 4, b, i)
-            )  # fmt: skip
-        elif which == Kernel.by_atom:
-            cpu_pairs.by_atom(_two(c, 0, b, i), int(n[0]), _one(c, 1, b, i))
-        elif which == Kernel.geometry:
-            cpu_pairs.geometry(
-                _two(c, 0, b, d), _two(c, 1, b, d), _two(c, 2, b, i), _one(c, 3, b, i), n[0], n[1] != 0, _one(c, 4, b, r),
-                _two(c, 5, b, r),
-            )  # fmt: skip
-        elif which == Kernel.geometry_backward:
-            cpu_pairs.geometry_backward(
-                _one(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _one(c, 5, b, i), int(n[0]),
-                _two(c, 6, b, d),
-            )  # fmt: skip
-        elif which == Kernel.embed:
-            cpu.embed(
-                _one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _two(c, 5, b, r),
-                _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _three(c, 8, b, r),
-            )  # fmt: skip
-        elif which == Kernel.embed_backward:
-            cpu.embed_backward(
-                _three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _two(c, 5, b, r),
-                _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _one(c, 8, b, r), _two(c, 9, b, r),
-            )  # fmt: skip
-        elif which == Kernel.interact:
-            cpu.interact(
-                _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0], n[1],
-                _three(c, 5, b, r), _one(c, 6, b, r), n[2] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
-            )  # fmt: skip
-        elif which == Kernel.interact_backward:
-            cpu.interact_backward(
-                _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _three(c, 5, b, r), n[0], n[1],
-                _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[2] != 0, _one(c, 9, b, r), _three(c, 10, b, r),
-            )  # fmt: skip
-        elif which == Kernel.norm_features:
-            cpu.norm_features(_three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
-        elif which == Kernel.norm_features_backward:
-            cpu.norm_features_backward(
-                _three(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), _three(c, 4, b, r)
-            )
-        elif which == Kernel.part_features:
-            cpu.part_features(_three(c, 0, b, r), n[0], n[1] != 0, _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
-        elif which == Kernel.part_features_backward:
-            cpu.part_features_backward(
-                _two(c, 0, b, r), _three(c, 1, b, r), n[0], n[1] != 0, _one(c, 2, b, r), _three(c, 3, b, r)
-            )
-        elif which == Kernel.normalize:
-            cpu.normalize(_three(c, 0, b, r), _three(c, 1, b, r))
-        elif which == Kernel.normalize_backward:
-            cpu.normalize_backward(_three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r))
-        elif which == Kernel.gate:
-            cpu.gate(_three(c, 0, b, r), _two(c, 1, b, r), n[0] != 0, n[1] != 0, _three(c, 2, b, r))
-        elif which == Kernel.gate_backward:
-            cpu.gate_backward(
-                _three(c, 0, b, r), _three(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, n[1] != 0, _three(c, 3, b, r), _two(c, 4, b, r)
-            )  # fmt: skip
-        elif which == Kernel.product:
-            cpu.product(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
-        elif which == Kernel.product_backward:
-            cpu.product_backward(
-                _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
-                _three(c, 5, b, r),
-            )  # fmt: skip
-        elif which == Kernel.plus_square:
-            cpu.plus_square(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
-        elif which == Kernel.plus_square_backward:
-            cpu.plus_square_backward(
-                _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
-                _three(c, 5, b, r),
-            )  # fmt: skip
-        elif which == Kernel.head:
-            cpu.head(_two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _one(c, 3, b, r))
-        elif which == Kernel.head_backward:
-            cpu.head_backward(_one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, _two(c, 3, b, r))
-        elif which == Kernel.block_message:
-            cpu.block_message(_four(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _three(c, 3, b, r))
-        elif which == Kernel.block_message_backward:
-            cpu.block_message_backward(
-                _three(c, 0, b, r), _four(c, 1, b, r), _two(c, 2, b, r), _three(c, 3, b, r), _four(c, 4, b, r), _two(c, 5, b, r),
-                _three(c, 6, b, r),
-            )  # fmt: skip
-        elif which == Kernel.charge_message:
-            cpu_charges.charge_message(
-                _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], n[1], _one(c, 3, b, r), _two(c, 4, b, r), _two(c, 5, b, r),
-                _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _one(c, 9, b, r), _three(c, 10, b, r), _three(c, 11, b, r),
-                _two(c, 12, b, r), _two(c, 13, b, r), _two(c, 14, b, r),
-            )  # fmt: skip
-        elif which == Kernel.charge_message_backward:
-            cpu_charges.charge_message_backward(
-                _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], n[1], _one(c, 4, b, r),
-                _three(c, 5, b, r), _two(c, 6, b, r), _two(c, 7, b, r), _two(c, 8, b, r), _one(c, 9, b, r), _one(c, 10, b, r),
-                _one(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _three(c, 14, b, r),
-            )  # fmt: skip
-        elif which == Kernel.equilibrate:
-            cpu_charges.equilibrate(_two(c, 0, b, r), _one(c, 1, b, i), _one(c, 2, b, r), _two(c, 3, b, r))
-        elif which == Kernel.equilibrate_backward:
-            cpu_charges.equilibrate_backward(
-                _two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, i), _one(c, 3, b, r), _two(c, 4, b, r)
-            )
-        elif which == Kernel.linear:
-            linear(_two(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
-        elif which == Kernel.silu:
-            x, out = _one(c, 0, b, r), _one(c, 1, b, r)
-            silu(len(x), pointer(x), pointer(x), pointer(out))
-        elif which == Kernel.silu_backward:
-            g, x, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
-            silu_gradient(len(x), pointer(x), pointer(g), pointer(x), pointer(out))
-        elif which == Kernel.widen:
-            _widen(_one(c, 0, b, r), _one(c, 1, b, d))
-        elif which == Kernel.plus:
-            x, y, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
-            for e in range(len(out)):
-                out[e] = x[e] + y[e]
-        elif which == Kernel.addmv:
-            _addmv(_one(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, d), _one(c, 3, b, d))
-        elif which == Kernel.add:
-            _add(_one(c, 0, b, d), _one(c, 1, b, d), n[0], _one(c, 2, b, d))
+    @njit(cache=True, **OPTIONS)
+    def execute(addresses, first, last, width, values, r):
+        """Run a part of a sequence.
+
+        Parameters
+        ----------
+        addresses : array of int64
+            Of the code, integers of shape (kernels, width); of what else the kernels take, in their order, float64 of shape
+            (kernels, values); then the base addresses that the code speaks of.
+        first, last : int
+            The kernels to run.
+        width, values : int
+            1 + FIELDS·arrays, and numbers beside arrays.
+        r : array
+            Of any size: its kind is what the network computes with.
+        """
+        d, i = np.empty(0), np.empty(0 * sources, np.int64)
+        code = carray(_address(addresses[0], i), (last, width))
+        numbers = carray(_address(addresses[1], d), (last, values))
+        b = addresses[2:]
+        for k in range(first, last):
+            c, n = code[k], numbers[k]
+            which = c[0]
+            if which == Kernel.near_pairs:
+                cpu_pairs.near_pairs(
+                    _two(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, i), n[0], int(n[1]), _two(c, 3, b, i), _one(c, 4, b, i)
+                )  # fmt: skip
+            elif which == Kernel.by_atom:
+                cpu_pairs.by_atom(_two(c, 0, b, i), int(n[0]), _one(c, 1, b, i))
+            elif which == Kernel.geometry:
+                cpu_pairs.geometry(
+                    _two(c, 0, b, d), _two(c, 1, b, d), _two(c, 2, b, i), _one(c, 3, b, i), n[0], n[1] != 0, _one(c, 4, b, r),
+                    _two(c, 5, b, r),
+                )  # fmt: skip
+            elif which == Kernel.geometry_backward:
+                cpu_pairs.geometry_backward(
+                    _one(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _one(c, 5, b, i), int(n[0]),
+                    _two(c, 6, b, d),
+                )  # fmt: skip
+            elif which == Kernel.embed:
+                cpu.embed(
+                    _one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _two(c, 5, b, r),
+                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _three(c, 8, b, r),
+                )  # fmt: skip
+            elif which == Kernel.embed_backward:
+                cpu.embed_backward(
+                    _three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _two(c, 5, b, r),
+                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _one(c, 8, b, r), _two(c, 9, b, r),
+                )  # fmt: skip
+            elif which == Kernel.interact:
+                cpu.interact(
+                    _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0], n[1],
+                    _three(c, 5, b, r), _one(c, 6, b, r), n[2] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
+                )  # fmt: skip
+            elif which == Kernel.interact_backward:
+                cpu.interact_backward(
+                    _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _three(c, 5, b, r),
+                    n[0], n[1], _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[2] != 0, _one(c, 9, b, r),
+                    _three(c, 10, b, r),
+                )  # fmt: skip
+            elif which == Kernel.norm_features:
+                cpu.norm_features(_three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+            elif which == Kernel.norm_features_backward:
+                cpu.norm_features_backward(
+                    _three(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), _three(c, 4, b, r)
+                )
+            elif which == Kernel.part_features:
+                cpu.part_features(
+                    _three(c, 0, b, r), n[0], n[1] != 0, _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r)
+                )
+            elif which == Kernel.part_features_backward:
+                cpu.part_features_backward(
+                    _two(c, 0, b, r), _three(c, 1, b, r), n[0], n[1] != 0, _one(c, 2, b, r), _three(c, 3, b, r)
+                )
+            elif which == Kernel.normalize:
+                cpu.normalize(_three(c, 0, b, r), _three(c, 1, b, r))
+            elif which == Kernel.normalize_backward:
+                cpu.normalize_backward(_three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r))
+            elif which == Kernel.gate:
+                cpu.gate(_three(c, 0, b, r), _two(c, 1, b, r), n[0] != 0, n[1] != 0, _three(c, 2, b, r))
+            elif which == Kernel.gate_backward:
+                cpu.gate_backward(
+                    _three(c, 0, b, r), _three(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, n[1] != 0, _three(c, 3, b, r), _two(c, 4, b, r)
+                )  # fmt: skip
+            elif which == Kernel.product:
+                cpu.product(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
+            elif which == Kernel.product_backward:
+                cpu.product_backward(
+                    _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
+                    _three(c, 5, b, r),
+                )  # fmt: skip
+            elif which == Kernel.plus_square:
+                cpu.plus_square(_three(c, 0, b, r), _three(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _three(c, 3, b, r))
+            elif which == Kernel.plus_square_backward:
+                cpu.plus_square_backward(
+                    _three(c, 0, b, r), _three(c, 1, b, r), _three(c, 2, b, r), _one(c, 3, b, r), n[0] != 0, _three(c, 4, b, r),
+                    _three(c, 5, b, r),
+                )  # fmt: skip
+            elif which == Kernel.head:
+                cpu.head(_two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, r), n[0] != 0, _one(c, 3, b, r))
+            elif which == Kernel.head_backward:
+                cpu.head_backward(_one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, _two(c, 3, b, r))
+            elif which == Kernel.block_message:
+                cpu.block_message(_four(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _three(c, 3, b, r))
+            elif which == Kernel.block_message_backward:
+                cpu.block_message_backward(
+                    _three(c, 0, b, r), _four(c, 1, b, r), _two(c, 2, b, r), _three(c, 3, b, r), _four(c, 4, b, r), _two(c, 5, b, r),
+                    _three(c, 6, b, r),
+                )  # fmt: skip
+            elif which == Kernel.charge_message:
+                cpu_charges.charge_message(
+                    _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], n[1], _one(c, 3, b, r), _two(c, 4, b, r),
+                    _two(c, 5, b, r), _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _one(c, 9, b, r), _three(c, 10, b, r),
+                    _three(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _two(c, 14, b, r),
+                )  # fmt: skip
+            elif which == Kernel.charge_message_backward:
+                cpu_charges.charge_message_backward(
+                    _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], n[1], _one(c, 4, b, r),
+                    _three(c, 5, b, r), _two(c, 6, b, r), _two(c, 7, b, r), _two(c, 8, b, r), _one(c, 9, b, r), _one(c, 10, b, r),
+                    _one(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _three(c, 14, b, r),
+                )  # fmt: skip
+            elif which == Kernel.equilibrate:
+                cpu_charges.equilibrate(_two(c, 0, b, r), _one(c, 1, b, i), _one(c, 2, b, r), _two(c, 3, b, r))
+            elif which == Kernel.equilibrate_backward:
+                cpu_charges.equilibrate_backward(
+                    _two(c, 0, b, r), _two(c, 1, b, r), _one(c, 2, b, i), _one(c, 3, b, r), _two(c, 4, b, r)
+                )
+            elif which == Kernel.linear:
+                linear(_two(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r))
+            elif which == Kernel.silu:
+                x, out = _one(c, 0, b, r), _one(c, 1, b, r)
+                silu(len(x), pointer(x), pointer(x), pointer(out))
+            elif which == Kernel.silu_backward:
+                g, x, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
+                silu_gradient(len(x), pointer(x), pointer(g), pointer(x), pointer(out))
+            elif which == Kernel.widen:
+                _widen(_one(c, 0, b, r), _one(c, 1, b, d))
+            elif which == Kernel.plus:
+                x, y, out = _one(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r)
+                for e in range(len(out)):
+                    out[e] = x[e] + y[e]
+            elif which == Kernel.addmv:
+                _addmv(_one(c, 0, b, d), _two(c, 1, b, d), _one(c, 2, b, d), _one(c, 3, b, d))
+            elif which == Kernel.add:
+                _add(_one(c, 0, b, d), _one(c, 1, b, d), n[0], _one(c, 2, b, d))
+
+    return execute
+
+
+execute = _compiled(crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))))

@@ -14,9 +14,9 @@ from numba.core import event
 
 from .simd import FASTMATH, at, exp, lanes, load, narrow, pointer, store, wide
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
-kernel = njit(cache=True, **_OPTIONS)
-inlined = njit(forceinline=True, **_OPTIONS)
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
+kernel = njit(**OPTIONS)
+inlined = njit(forceinline=True, **OPTIONS)
 HALF, THIRD, SIXTH = 2**-0.5, 3**-0.5, 6**-0.5
 LANES = 8  # the most of a vector
 

@@ -3,8 +3,6 @@
 LLVM makes such instructions of plain loops too, but not where a loop reads and writes many rows that might overlap, as
 kernels over pairs and products of tensors do. What is written with :func:`load` and :func:`store` is compiled for each kind of
 vector that it is handed: :func:`wide` ones for most of a row, :func:`narrow` ones, of a single number, for the rest.
-
-Numba's cache does not notice when this file changes: delete `__pycache__` then.
 """
 
 from __future__ import annotations
