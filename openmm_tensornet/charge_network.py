@@ -122,8 +122,9 @@ class ChargeBlocks(DenseBlocks):
         return x, tuple((k, share, c) for k, share in enumerate(shares))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
-        """As in DenseBlocks, with the terms of the charges, (A, F), of receivers and senders beside what `forward` gave."""
-        (k, share, c), receiver, sender = weight
+        """As in DenseBlocks, with the terms of the charges, (A, 2F), of receivers and senders beside what `forward` gave."""
+        (k, share, c), terms = weight
+        receiver, sender = terms.chunk(2, dim=1)
         blocks, n = self.shape
         first = share.view(blocks, n, n, -1) + receiver.view(blocks, n, 1, -1) + sender.view(blocks, 1, n, -1)
         f = self.pair_functions[k](first.flatten(0, 2))
@@ -169,8 +170,9 @@ class ChargePairSums(PairSums):
         return x, tuple((k, distance, pairs) for k in range(len(self.pair_functions)))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
-        """As in PairSums, with the terms of the charges, (N, F), of receivers and senders beside what `forward` gave."""
-        (k, distance, pairs), receiver, sender = weight
+        """As in PairSums, with the terms of the charges, (N, 2F), of receivers and senders beside what `forward` gave."""
+        (k, distance, pairs), terms = weight
+        receiver, sender = terms.chunk(2, dim=1)
         share, c = getattr(self, f"own_{k}").split([receiver.shape[1], 1])
         own = (self.pair_functions[k](share + receiver + sender) * c).unflatten(1, (3, -1)).index_select(1, self.part)
         y = y.transpose(0, 1)
@@ -268,9 +270,8 @@ class ChargeNetwork(StaticNetwork):
         for index, layer in enumerate(model.layers):
             receiver, sender = layer.radial[0].weight.detach()[:, num_rbf:].T.split(k)
             bias = layer.radial[0].bias.detach()
-            self.register_buffer(f"receiver_{index}", receiver.contiguous().to(dtype))
-            self.register_buffer(f"sender_{index}", sender.contiguous().to(dtype))
-            self.register_buffer(f"charge_bias_{index}", bias.to(dtype))
+            self.register_buffer(f"charge_in_{index}", torch.cat((receiver, sender), dim=1).to(dtype))
+            self.register_buffer(f"charge_bias_{index}", torch.cat((bias, torch.zeros_like(bias))).to(dtype))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, list[Tensor]]:  # type: ignore[override]
         """Head outputs, shape (A,), and the charges, (A, K), of the embedding and each layer; arguments as in StaticNetwork."""
@@ -278,12 +279,8 @@ class ChargeNetwork(StaticNetwork):
         x = self._embed(x, normalize=False)
         charges = [self._predict(0, x)]
         for k, weight in enumerate(weights):
-            bias, to_receiver, to_sender = (
-                getattr(self, f"{name}_{k}") for name in ("charge_bias", "receiver", "sender")
-            )
-            receiver = torch.addmm(bias, charges[-1], to_receiver)
-            sender = torch.mm(charges[-1], to_sender)
-            x = self._interact(k, self.operators.normalize(x), (weight, receiver, sender), normalize=False)
+            terms = torch.addmm(getattr(self, f"charge_bias_{k}"), charges[-1], getattr(self, f"charge_in_{k}"))
+            x = self._interact(k, self.operators.normalize(x), (weight, terms), normalize=False)
             charges.append(self._predict(k + 1, x))
         return self._read(x), charges
 

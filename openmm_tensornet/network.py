@@ -169,6 +169,11 @@ class _Equilibrate(torch.autograd.Function):
         return zeros.index_add(0, molecule, values).index_select(0, molecule)
 
 
+def equilibrate(h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+    """See :meth:`PortableOperators.equilibrate`."""
+    return _Equilibrate.apply(h, molecule, charge)
+
+
 class PortableOperators(Module):
     """The node-wise steps of the network in PyTorch's own operators.
 
@@ -266,7 +271,7 @@ class PortableOperators(Module):
 
     def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
         """Charges, (A, K), of predictions and their shares, (A, 2K), that sum to the charge, (M,), of each slot's molecule, (A,)."""
-        return _Equilibrate.apply(h, molecule, charge)
+        return equilibrate(h, molecule, charge)
 
     def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Last linear layer, shape (A,), of the activated h, shape (A, H)."""

@@ -140,7 +140,8 @@ class StaticProgram(Module):
         receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
         embedding: FusedSums | None = None
-        silu = isinstance(model.activation, nn.SiLU)
+        # For a GPU the one operator would be more launches than the many.
+        together = isinstance(model.activation, nn.SiLU) and not torch.cuda.is_available()
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
@@ -153,7 +154,7 @@ class StaticProgram(Module):
                     spread = torch.zeros(2, len(slot_z), receiver.shape[1], dtype=dtype)
                     spread[:, places] = torch.stack((receiver, sender))
                     embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
-                if silu and embedding is not None:
+                if together and embedding is not None:
                     sums = FusedChargeSums(model, radial, own, embedding, slots)
                 else:
                     sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
@@ -165,7 +166,7 @@ class StaticProgram(Module):
             if isinstance(model, TensorNet2):
                 if fused:
                     embedding = FusedSums(radial[0], receiver, sender, own[0])
-                if silu and embedding is not None:
+                if together and embedding is not None:
                     sums = FusedChargeSums(model, radial, own, embedding)
                 else:
                     sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)

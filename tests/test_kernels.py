@@ -84,14 +84,15 @@ class Case:
 
     def charge_message(self) -> tuple:
         bias = self.weight3[: self.weight_in.shape[1]]
-        terms = (self.charge_table, LOWER, STEP, torch.cat((self.weight, self.bias[:1])), self.receiver, self.sender)
+        terms = torch.cat((self.receiver, self.sender), dim=1)
+        functions_of = (self.charge_table, LOWER, STEP, torch.cat((self.weight, self.bias[:1])))
         perceptron = (cpu_matmul.pack(self.weight_in), bias, cpu_matmul.pack(self.weight_out), self.bias3)
-        return (self.distance, self.pairs, *terms, *perceptron, self.y)
+        return (self.distance, self.pairs, *functions_of, terms, *perceptron, self.y)
 
 
 # What has a derivative by positions: the places of these arguments.
 MOVING = {
-    "geometry": (0,), "embed": (0, 1), "interact": (0, 7), "block_message": (0, 1, 2), "charge_message": (0, 6, 7, 12),
+    "geometry": (0,), "embed": (0, 1), "interact": (0, 7), "block_message": (0, 1, 2), "charge_message": (0, 6, 11),
     "equilibrate": (0,), "norm_features": (0,), "part_features": (0,), "normalize": (0,), "gate": (0, 1), "product": (0, 1),
     "plus_square": (0, 1), "head": (0,),
 }  # fmt: skip
@@ -99,7 +100,7 @@ MOVING = {
 
 def charge_message(*arguments) -> torch.Tensor:
     """With the transposed weights, for the backward pass."""
-    (panels1, bias1, panels2, bias2), channels = arguments[8:12], arguments[6].shape[1]
+    (panels1, bias1, panels2, bias2), channels = arguments[7:11], arguments[6].shape[1] // 2
     back2 = cpu_matmul.pack(definitions.unpack(panels2, len(bias1), len(bias2)).T)
     back1 = cpu_matmul.pack(definitions.unpack(panels1, channels, len(bias1)).T)
     return functions._ChargeMessage.apply(*arguments, back2, back1)

@@ -124,15 +124,20 @@ def _message(f, like, h, channels, c, y, m):
 
 @kernel
 def charge_message(
-    distance, pairs, table, lower, step, own, receiver, sender, panels1, bias1, panels2, bias2, y_values, message, h0, h1, h2
+    distance, pairs, table, lower, step, own, terms, panels1, bias1, panels2, bias2, y_values, message, h0, h1, h2
 ):  # fmt: skip
-    atoms, channels = receiver.shape
+    atoms, channels = y_values.shape[1:]
     intervals, columns = table.shape[0] - 2, table.shape[2]
     rows = _directed(distance, pairs, lower + step * intervals, atoms)
     size, y = atom_size(channels), atoms_first(y_values)
     m = np.zeros_like(y)
     c, s0, s1 = np.empty(ROWS, y.dtype), np.empty((ROWS, channels), y.dtype), np.empty((ROWS, len(bias1)), y.dtype)
-    table_at, own_at, receiver_at, sender_at = pointer(table), pointer(own), pointer(receiver), pointer(sender)
+    table_at, own_at, receiver_at, sender_at = (
+        pointer(table),
+        pointer(own),
+        pointer(terms),
+        at(pointer(terms), channels),
+    )
     h0_at, h1_at, h2_at = pointer(h0), pointer(h1), pointer(h2)
     for first in range(0, len(rows), ROWS):
         count = min(ROWS, len(rows) - first)
@@ -141,7 +146,9 @@ def charge_message(
             here = at(h0_at, (first + r) * channels)
             if p < 0:
                 c[r] = own[channels]
-                _constant(channels, own_at, own_at, at(receiver_at, i * channels), at(sender_at, j * channels), here)
+                _constant(
+                    channels, own_at, own_at, at(receiver_at, 2 * i * channels), at(sender_at, 2 * j * channels), here
+                )
                 continue
             row, t = locate(distance[p], lower, step, intervals)
             c[r] = table[row, 0, channels] + t * (
@@ -149,7 +156,14 @@ def charge_message(
             )
             start = at(table_at, row * 4 * columns)
             _tabulated(
-                channels, start, start, columns, t, at(receiver_at, i * channels), at(sender_at, j * channels), here
+                channels,
+                start,
+                start,
+                columns,
+                t,
+                at(receiver_at, 2 * i * channels),
+                at(sender_at, 2 * j * channels),
+                here,
             )
         last = first + count
         silu(count * channels, own_at, at(h0_at, first * channels), pointer(s0))
@@ -199,17 +213,15 @@ def _along(f, like, g, c, columns, one, two, three, sums):
 
 @kernel
 def charge_message_backward(
-    g_message, distance, pairs, table, lower, step, own, y_values, h0, h1, h2, panels2, panels1, g_distance, g_receiver,
-    g_sender, g_values,
+    g_message, distance, pairs, table, lower, step, own, y_values, h0, h1, h2, panels2, panels1, g_distance, g_terms, g_values,
 ):  # fmt: skip
-    atoms, channels = g_receiver.shape
+    atoms, channels = y_values.shape[1:]
     intervals, columns, hidden = table.shape[0] - 2, table.shape[2], h1.shape[1]
     rows = _directed(distance, pairs, lower + step * intervals, atoms)
     size, y, g_m = atom_size(channels), atoms_first(y_values), atoms_first(g_message)
     g_y = np.zeros_like(y)
     g_distance[:] = 0
-    g_receiver[:] = 0
-    g_sender[:] = 0
+    g_terms[:] = 0
     by_c, sums, none = np.empty(ROWS, y.dtype), np.empty(LANES, y.dtype), np.empty(0, y.dtype)
     g2, g1, g0 = (
         np.empty((ROWS, 3 * channels), y.dtype),
@@ -242,8 +254,8 @@ def charge_message_backward(
             i, j, p = rows[first + r]
             share = at(pointer(g0), r * channels)
             _term_gradients(
-                channels, sums_at, share, at(pointer(h0), (first + r) * channels), at(pointer(g_receiver), i * channels),
-                at(pointer(g_sender), j * channels), share,
+                channels, sums_at, share, at(pointer(h0), (first + r) * channels), at(pointer(g_terms), 2 * i * channels),
+                at(pointer(g_terms), (2 * j + 1) * channels), share,
             )  # fmt: skip
             if p >= 0:
                 row, t = locate(distance[p], lower, step, intervals)

@@ -236,14 +236,14 @@ def _compiled(sources: int) -> Callable:
             elif which == Kernel.charge_message:
                 cpu_charges.charge_message(
                     _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], n[1], _one(c, 3, b, r), _two(c, 4, b, r),
-                    _two(c, 5, b, r), _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _one(c, 9, b, r), _three(c, 10, b, r),
-                    _three(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _two(c, 14, b, r),
+                    _one(c, 5, b, r), _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _three(c, 9, b, r), _three(c, 10, b, r),
+                    _two(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r),
                 )  # fmt: skip
             elif which == Kernel.charge_message_backward:
                 cpu_charges.charge_message_backward(
                     _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], n[1], _one(c, 4, b, r),
                     _three(c, 5, b, r), _two(c, 6, b, r), _two(c, 7, b, r), _two(c, 8, b, r), _one(c, 9, b, r), _one(c, 10, b, r),
-                    _one(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r), _three(c, 14, b, r),
+                    _one(c, 11, b, r), _two(c, 12, b, r), _three(c, 13, b, r),
                 )  # fmt: skip
             elif which == Kernel.equilibrate:
                 cpu_charges.equilibrate(_two(c, 0, b, r), _one(c, 1, b, i), _one(c, 2, b, r), _two(c, 3, b, r))

@@ -401,9 +401,9 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 def charge_message(
-    distance, pairs, table, lower, step, own, receiver, sender, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
+    distance, pairs, table, lower, step, own, terms, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
 ) -> None:
-    i, j = _directed(pairs, len(receiver))
+    (i, j), (receiver, sender) = _directed(pairs, len(terms)), terms.chunk(2, dim=1)
     f = definitions.functions(distance, table, lower, step)
     share, c = torch.cat((own.expand(len(receiver), -1), f, f)).split((receiver.shape[1], 1), dim=1)
     torch.add(share, receiver[i] + sender[j], out=h0)
@@ -429,22 +429,21 @@ def charge_message_backward(
     panels2,
     panels1,
     g_distance,
-    g_receiver,
-    g_sender,
+    g_terms,
     g_y,
 ) -> None:
-    count, (i, j) = len(distance), _directed(pairs, len(g_receiver))
+    count, (i, j) = len(distance), _directed(pairs, len(g_terms))
     f = definitions.functions(distance, table, lower, step)
-    c = torch.cat((own.expand(len(g_receiver), -1), f, f))[:, -1:]
+    c = torch.cat((own.expand(len(g_terms), -1), f, f))[:, -1:]
     s, g_i = torch.nn.functional.silu(h2), g_m[:, i]
     torch.index_add(torch.zeros_like(y), 1, j, definitions.by_component((c * s).unflatten(1, (3, -1))) * g_i, out=g_y)
     by = torch.cat([part.sum(0) for part in (g_i * y[:, j]).split(tensors.PART_SIZES)], dim=1)
     g = c * by * _silu_slope(h2)
     for h, panels in ((h1, panels2), (h0, panels1)):
         g = torch.mm(g, definitions.unpack(panels, g.shape[1], h.shape[1])) * _silu_slope(h)
-    torch.index_add(torch.zeros_like(g_receiver), 0, i, g, out=g_receiver)
-    torch.index_add(torch.zeros_like(g_sender), 0, j, g, out=g_sender)
-    of_pairs = torch.cat((g, (by * s).sum(1, keepdim=True)), dim=1)[len(g_receiver) :]
+    zeros = g.new_zeros(len(g_terms), g.shape[1])
+    torch.cat((zeros.index_add(0, i, g), zeros.index_add(0, j, g)), dim=1, out=g_terms)
+    of_pairs = torch.cat((g, (by * s).sum(1, keepdim=True)), dim=1)[len(g_terms) :]
     both = of_pairs[:count] + of_pairs[count:]
     torch.sum(both * definitions.slopes(distance, table, lower, step), dim=1, out=g_distance)
 

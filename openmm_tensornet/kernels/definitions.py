@@ -125,15 +125,16 @@ def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
 
 
 def charge_message(
-    distance: Tensor, pairs: Tensor, table: Tensor, lower: float, step: float, own: Tensor, receiver: Tensor, sender: Tensor,
+    distance: Tensor, pairs: Tensor, table: Tensor, lower: float, step: float, own: Tensor, terms: Tensor,
     panels1: Tensor, bias1: Tensor, panels2: Tensor, bias2: Tensor, y: Tensor,
 ) -> Tensor:  # fmt: skip
     """M_i = Σ_j c(d_ij) σ(L₂σ(L₁σ(f(d_ij) + receiver_i + sender_j))) ⊙ Y_j over pairs i<j in both directions, and i itself; (9, A, F).
 
-    Functions f and then c from the table, shape (K+2, 4, F+1), and for an atom itself `own`, (F+1,). Weights are packed as by
-    :func:`unpack`'s counterpart in :mod:`.cpu_matmul`. The operator gives three more results, for the backward pass alone.
+    Functions f and then c from the table, shape (K+2, 4, F+1), and for an atom itself `own`, (F+1,); `terms` of receivers and then
+    of senders, (A, 2F). Weights are packed as :func:`openmm_tensornet.kernels.cpu_matmul.pack` does it. The operator gives three more
+    results, for the backward pass alone.
     """
-    atoms = len(receiver)
+    atoms, (receiver, sender) = len(terms), terms.chunk(2, dim=1)
     itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
     i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
     f = functions(distance, table, lower, step)

@@ -11,6 +11,7 @@ from .. import tensors
 from ..charges import TensorNet2
 from ..model import TensorNet
 from ..module import Module
+from ..network import equilibrate
 from ..tabulate import RadialTable
 from . import operators  # noqa: F401  registers them
 
@@ -76,11 +77,9 @@ class _ChargeMessage(torch.autograd.Function):
     """With the packed transposes of the weights, for the backward pass, as last arguments."""
 
     @staticmethod
-    def forward(ctx, distance, pairs, table, lower, step, own, receiver, sender, *rest) -> Tensor:
+    def forward(ctx, distance, pairs, table, lower, step, own, terms, *rest) -> Tensor:
         *perceptron, y, back2, back1 = rest
-        m, *hidden = _OPS.charge_message(
-            distance, pairs, table, lower, step, own, receiver.contiguous(), sender.contiguous(), *perceptron, y
-        )
+        m, *hidden = _OPS.charge_message(distance, pairs, table, lower, step, own, terms, *perceptron, y)
         ctx.save_for_backward(distance, pairs, table, own, y, *hidden, back2, back1)
         ctx.range = lower, step
         return m
@@ -89,8 +88,8 @@ class _ChargeMessage(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor):
         distance, pairs, table, *saved = ctx.saved_tensors
         found = _OPS.charge_message_backward(*gradients, distance, pairs, table, *ctx.range, *saved)
-        g_distance, g_receiver, g_sender, g_y = found
-        return g_distance, *(None,) * 5, g_receiver, g_sender, *(None,) * 4, g_y, None, None
+        g_distance, g_terms, g_y = found
+        return g_distance, *(None,) * 5, g_terms, *(None,) * 4, g_y, None, None
 
 
 class _NormFeatures(torch.autograd.Function):
@@ -234,6 +233,8 @@ class FusedOperators(Module):
         return _PartFeatures.apply(x, 3**-0.5, False, weight, bias)
 
     def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+        if torch.cuda.is_available():  # where it would be more launches
+            return equilibrate(h, molecule, charge)
         return _Equilibrate.apply(h.contiguous(), molecule, charge)
 
     def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -356,11 +357,9 @@ class FusedChargeSums(Module):
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
         """As in ChargePairSums."""
-        (k, distance, pairs), receiver, sender = weight
+        (k, distance, pairs), terms = weight
         table, own, *perceptron = (
             getattr(self, f"{name}_{k}") for name in ("table", "own", "panels1", "bias1", "panels2", "bias2")
         )
         back = getattr(self, f"back2_{k}"), getattr(self, f"back1_{k}")
-        return _ChargeMessage.apply(
-            distance, pairs, table, self.lower, self.step, own, receiver, sender, *perceptron, y, *back
-        )
+        return _ChargeMessage.apply(distance, pairs, table, self.lower, self.step, own, terms, *perceptron, y, *back)

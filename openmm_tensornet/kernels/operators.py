@@ -146,23 +146,23 @@ _operator(
 )
 _PERCEPTRON = "Tensor panels1, Tensor bias1, Tensor panels2, Tensor bias2"
 _operator(
-    f"charge_message(Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor receiver, Tensor sender, {_PERCEPTRON}, Tensor y) "
+    f"charge_message(Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor terms, {_PERCEPTRON}, Tensor y) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda *args: (
-        torch.empty_like(args[-1], memory_format=torch.contiguous_format),
+        torch.empty_like(args[11], memory_format=torch.contiguous_format),
         *(
             args[6].new_empty(len(args[6]) + 2 * len(args[0]), n)
-            for n in (args[6].shape[1], *map(len, (args[9], args[11])))
+            for n in (len(args[5]) - 1, len(args[8]), len(args[10]))
         ),
     ),
     launches=30,
 )
 _operator(
     f"charge_message_backward(Tensor g_m, Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor y, Tensor h0, Tensor h1, "
-    "Tensor h2, Tensor panels2, Tensor panels1) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor h2, Tensor panels2, Tensor panels1) -> (Tensor, Tensor, Tensor)",
     lambda *args: (
         torch.empty_like(args[1]),
-        *(args[7].new_empty(args[7].shape[1:]) for _ in range(2)),
+        args[7].new_empty(args[7].shape[1], 2 * args[7].shape[2]),
         torch.empty_like(args[7], memory_format=torch.contiguous_format),
     ),
     launches=60,
