@@ -18,6 +18,7 @@ from .cpu_steps import (
     by_part,
     channel_place,
     components_first,
+    inlined,
     kernel,
     locate,
     nine,
@@ -92,6 +93,12 @@ def _directed(distance, pairs, upper, atoms):
     return rows[:count]
 
 
+@inlined
+def _cubic(table, row, k, t):
+    """One of the tabulated functions."""
+    return table[row, 0, k] + t * (table[row, 1, k] + t * (table[row, 2, k] + t * table[row, 3, k]))
+
+
 @over_channels
 def _tabulated(f, like, c, columns, t, receiver, sender, h):
     share = load(c, f, like) + t * (
@@ -151,9 +158,7 @@ def charge_message(
                 )
                 continue
             row, t = locate(distance[p], lower, step, intervals)
-            c[r] = table[row, 0, channels] + t * (
-                table[row, 1, channels] + t * (table[row, 2, channels] + t * table[row, 3, channels])
-            )
+            c[r] = _cubic(table, row, channels, t)
             start = at(table_at, row * 4 * columns)
             _tabulated(
                 channels,
@@ -236,11 +241,7 @@ def charge_message_backward(
             c = own[channels]
             if p >= 0:
                 row, t = locate(distance[p], lower, step, intervals)
-                c = (
-                    c * 0
-                    + table[row, 0, channels]
-                    + t * (table[row, 1, channels] + t * (table[row, 2, channels] + t * table[row, 3, channels]))
-                )
+                c = _cubic(table, row, channels, t)
             store(sums_at, 0, wide(sums_at))
             _message_gradients(
                 channels, sums_at, at(pointer(h2), (first + r) * 3 * channels), channels, c, at(pointer(g_m), i * size),
