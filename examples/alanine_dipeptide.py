@@ -13,7 +13,7 @@ from openmm import LangevinMiddleIntegrator
 from openmm.app import DCDReporter, PDBFile, Simulation, StateDataReporter
 from openmm.unit import femtoseconds, kelvin, picosecond
 
-from openmm_tensornet import create_system, minimize_energy
+from openmm_tensornet import create_system
 from openmm_tensornet.system import tensornet_forces
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,7 +33,7 @@ print(
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
 simulation = Simulation(pdb.topology, system, integrator)
 simulation.context.setPositions(pdb.positions)
-minimize_energy(simulation)
+simulation.minimizeEnergy()
 simulation.context.setVelocitiesToTemperature(300 * kelvin)
 
 simulation.reporters.append(DCDReporter("alanine_dipeptide.dcd", 100))

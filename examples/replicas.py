@@ -15,7 +15,7 @@ from openmm import LangevinMiddleIntegrator
 from openmm.app import DCDReporter, PDBFile, Simulation, Topology
 from openmm.unit import Quantity, femtoseconds, kelvin, kilojoule_per_mole, nanometer, picosecond
 
-from openmm_tensornet import create_system, minimize_energy
+from openmm_tensornet import create_system
 from openmm_tensornet.system import tensornet_forces
 
 
@@ -46,7 +46,7 @@ def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
         topology, system, LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
     )
     simulation.context.setPositions(positions)
-    minimize_energy(simulation)
+    simulation.minimizeEnergy()
     simulation.context.setVelocitiesToTemperature(300 * kelvin)
     simulation.step(20)
 

@@ -20,7 +20,6 @@ _HOME = {
     "create_system": "system",
     "create_mixed_system": "mixed",
     "simulate": "simulation",
-    "minimize_energy": "simulation",
 }
 __all__ = sorted(_HOME)
 

@@ -21,7 +21,7 @@ from .checkpoint import load_model
 from .checks import flag, integer, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
 from .files import is_torchscript
-from .geometry import check_positions, warn_about_lone_atoms
+from .geometry import check_positions, warn_about_close_atoms, warn_about_lone_atoms
 from .model import TensorNet
 from .neighbors import check_box
 from .potential import DTYPES, KERNELS, choose_coulomb_cutoff, choose_kernels
@@ -115,6 +115,7 @@ def prepare(
         check_box(box, cutoff, "box_vectors", " nm")
     if own_positions is not None:
         check_positions(own_positions, specification, labels, box)
+        warn_about_close_atoms(own_positions, specification, labels, box)
         warn_about_lone_atoms(own_positions, specification, labels, box, cutoff)
     if not isinstance(exported, Exported):
         exported = compile_potential(

@@ -30,7 +30,8 @@ def coulomb_interaction(distance: Tensor, cutoff: float | None) -> Tensor:
         Angstrom; the interaction is zero beyond.
     """
     t = (distance / DAMPING_RANGE).clamp(0, 1 - 1e-6)
-    damping = 1 - torch.exp(1 - 1 / (1 - t * t))
+    square = t * t
+    damping = -torch.expm1(-square / (1 - square))  # exact also where it is almost zero and 1/d is large
     if cutoff is None:
         return COULOMB_CONSTANT * damping / distance
     k_rf = (DIELECTRIC - 1) / ((2 * DIELECTRIC + 1) * cutoff**3)

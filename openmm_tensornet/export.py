@@ -325,7 +325,7 @@ def compile_potential(
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
-    cases = geometries(atoms, model.cutoff, positions, box if periodic else None)
+    cases = geometries(atoms, model.network_cutoff * model.units.nm_per_length, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,

@@ -10,25 +10,56 @@ from torch import Tensor
 
 from .atoms import Atoms
 from .neighbors import minimum_image
-from .program import MINIMUM_DISTANCE
+from .tabulate import ORDINARY
 
 COMPARED = 1 << 20  # pairs of atoms at a time
+# Two atoms closer than this are in one place: the network takes the direction from one to the other.
+COINCIDENT = 1e-4  # nm
 
 
 def check_positions(positions: Tensor, atoms: Atoms, labels: list[str], box: Tensor | None) -> None:
-    """Refuse positions that are not finite, and overlapping atoms."""
+    """Refuse positions that are not finite, atoms in one place, and positions in another unit."""
     finite = torch.isfinite(positions).all(1)
     if not bool(finite.all()):
         bad = int((~finite).nonzero()[0])
         raise ValueError(f"positions: {labels[bad]}: expected finite coordinates, received {positions[bad].tolist()}")
     found = nearest_neighbors(positions, atoms, box)
-    first = int(found.distance.argmin())
-    if float(found.distance[first]) < MINIMUM_DISTANCE:
-        k, other = sorted((first, int(found.neighbor[first])))
+    closest = found.closest()
+    if closest.distance < COINCIDENT or float(found.distance.median()) < ORDINARY:
         raise ValueError(
-            f"positions: {labels[k]} and {labels[other]}: expected a distance of at least {MINIMUM_DISTANCE} nm, received "
-            f"{float(found.distance[first]):.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
+            f"positions: {closest.named(labels)}: expected a distance of at least {ORDINARY} nm, received "
+            f"{closest.distance:.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
         )
+
+
+def warn_about_close_atoms(positions: Tensor, atoms: Atoms, labels: list[str], box: Tensor | None) -> None:
+    """Warn where two atoms are closer than in any molecule, as in a structure that has not been minimised."""
+    closest = nearest_neighbors(positions, atoms, box).closest()
+    if closest.distance < ORDINARY:
+        warnings.warn(
+            f"positions: {closest.named(labels)} are {closest.distance:.4f} nm apart; no model was trained on atoms closer than "
+            f"{ORDINARY} nm: minimise the energy before dynamics",
+            stacklevel=5,
+        )
+
+
+class ClosePair(NamedTuple):
+    """Two atoms and their distance.
+
+    Attributes
+    ----------
+    first, second : int
+        first < second, except where there is but one atom.
+    distance : float
+        nm.
+    """
+
+    first: int
+    second: int
+    distance: float
+
+    def named(self, labels: list[str]) -> str:
+        return f"{labels[self.first]} and {labels[self.second]}"
 
 
 class Nearest(NamedTuple):
@@ -36,6 +67,12 @@ class Nearest(NamedTuple):
 
     distance: Tensor
     neighbor: Tensor
+
+    def closest(self) -> ClosePair:
+        """The closest two atoms."""
+        k = int(self.distance.argmin())
+        first, second = sorted((k, int(self.neighbor[k])))
+        return ClosePair(first, second, float(self.distance[k]))
 
 
 def nearest_neighbors(positions: Tensor, atoms: Atoms, box: Tensor | None) -> Nearest:

@@ -19,7 +19,6 @@ from .model import TensorNet
 from .module import Module
 from .neighbors import nnpops_fits
 from .program import (
-    MINIMUM_DISTANCE,
     DirectRadial,
     StaticProgram,
     choose_rooms,
@@ -32,7 +31,7 @@ from .testing import TABULATION, Deviation, deviation, reference_energy_and_forc
 KERNELS = ("portable", "fused")
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
-TABLE_SIZES = (1024, 2048, 4096, 8192)
+TABLE_SIZES = (768, 1024, 2048, 4096, 8192)
 # Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
 FUNCTION_ERROR = (1e-5, 1e-3)
 # Up to this many atoms a potential is checked against the reference model itself.
@@ -150,7 +149,6 @@ class StaticPotential(Module):
                 self.tabulation = {
                     "intervals": intervals,
                     "basis_functions": sum(len(table.modes) for table in tables),
-                    "trusted_from_nm": MINIMUM_DISTANCE,
                     "largest_value_error": value,
                     "largest_derivative_error": derivative,
                     "energy_eV_per_atom": worst.energy,
@@ -158,8 +156,9 @@ class StaticPotential(Module):
                 }
                 return intervals
         raise RuntimeError(
-            f"tabulate: expected radial functions that {TABLE_SIZES[-1]} intervals describe to "
-            f"{TABULATION[self.precision]}, reached {worst} with {errors}; pass tabulate=False to evaluate the functions themselves"
+            f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
+            f"{TABULATION[self.precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
+            "`export_torchscript(..., tabulate=False)` writes a file that evaluates the functions themselves"
         )
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -177,8 +176,7 @@ class StaticPotential(Module):
         energies : Tensor of float64, shape (M,)
             kJ/mol.
         forces : Tensor of float64, shape (N, 3)
-            kJ/mol/nm, float64. Both are NaN if two atoms of a molecule are closer than
-            :data:`MINIMUM_DISTANCE`, or the box is below twice the cutoff.
+            kJ/mol/nm, float64. Both are NaN if two atoms of a molecule coincide, or the box is below twice the cutoff.
         """
         return self.program(positions, box) if self.periodic else self.program(positions)
 

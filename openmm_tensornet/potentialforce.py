@@ -15,7 +15,7 @@ from .arguments import prepare
 from .atoms import Atoms
 from .checks import flag, integer
 from .export import Exported
-from .geometry import check_positions
+from .geometry import ClosePair, check_positions, nearest_neighbors
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
 
@@ -185,6 +185,24 @@ class PotentialForce:
         with torch.no_grad():
             return charges.cpu()(*arguments).numpy()
 
+    def closest_atoms(self, context: openmm.Context) -> ClosePair:
+        """The closest two atoms of one molecule at the positions of a Context; nothing is evaluated.
+
+        Parameters
+        ----------
+        context : openmm.Context
+            Of a System that has this force.
+
+        Returns
+        -------
+        ClosePair
+            Indices of the two particles in the System, and their distance in nm; infinite where every molecule is one atom.
+        """
+        positions, box = self._geometry(context)
+        particles = self.metadata["particles"] or range(len(positions))
+        found = nearest_neighbors(positions[list(particles)], self._atoms(), box).closest()
+        return ClosePair(particles[found.first], particles[found.second], found.distance)
+
     def diagnose(self, context: openmm.Context) -> str | None:
         """Why the energy and the forces at the positions of a Context are NaN.
 
@@ -207,7 +225,7 @@ class PotentialForce:
         metadata = self.metadata
         particles = metadata["particles"] or range(len(positions))
         own = positions[list(particles)]
-        atoms = Atoms.make(metadata["atomic_numbers"], metadata["molecules"], metadata["total_charge"])
+        atoms = self._atoms()
         labels = [f"particle {p} (atomic number {z})" for p, z in zip(particles, atoms.numbers, strict=True)]
         try:
             if box is not None:
@@ -229,6 +247,10 @@ class PotentialForce:
             "positions: the network gives NaN, or atoms are more crowded than the cells of the pair list have room for; "
             "make the force with positions= of a geometry as dense as this one"
         )
+
+    def _atoms(self) -> Atoms:
+        metadata = self.metadata
+        return Atoms.make(metadata["atomic_numbers"], metadata["molecules"], metadata["total_charge"])
 
     def _geometry(self, context: openmm.Context) -> tuple[Tensor, Tensor | None]:
         """Positions of all particles and, where periodic, the box; nm, float64."""

@@ -25,8 +25,6 @@ from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, ch
 from .network import PortableOperators, StaticNetwork
 from .tabulate import RadialTable
 
-# Two atoms closer than this make energy and forces NaN. Nothing that a TensorNet was trained on comes near it.
-MINIMUM_DISTANCE = 0.05  # nm
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
 # Pairs of a list that are gathered at a time.
@@ -58,10 +56,9 @@ class DirectRadial(Module):
     def __init__(self, functions: nn.Module, dtype: torch.dtype, share: tuple[int, int] = (0, 1)):
         super().__init__()
         self.functions, self.share = copy.deepcopy(functions).to(dtype), share
-        self.register_buffer("nan", torch.tensor(torch.nan, dtype=dtype))
+        self.dtype = dtype
 
     def forward(self, distance: Tensor) -> Tensor:
-        distance = torch.where(distance < MINIMUM_DISTANCE, self.nan, distance)
         k, parts = self.share
         return self.functions(distance).chunk(parts, dim=1)[k]
 
@@ -74,7 +71,7 @@ class DirectRadial(Module):
             return torch.autograd.grad(self(distance), distance, gradient)[0]
 
     def split(self, parts: int) -> list[nn.Module]:
-        return [DirectRadial(self.functions, self.nan.dtype, (k, parts)) for k in range(parts)]
+        return [DirectRadial(self.functions, self.dtype, (k, parts)) for k in range(parts)]
 
 
 class Room(NamedTuple):
@@ -345,9 +342,9 @@ def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
 def radial_tables(
     model: TensorNet, functions: list[nn.Module], intervals: int, rank: float, dtype: torch.dtype
 ) -> list[RadialTable]:
-    """Tables from the closest trusted distance to the network's cutoff."""
-    upper = model.config.cutoff_upper * model.units.nm_per_length
-    return [RadialTable(group, MINIMUM_DISTANCE, upper, intervals, rank, dtype) for group in functions]
+    """Tables of what the network takes from the distance, in nm, up to its cutoff."""
+    cutoff = model.config.cutoff_upper * model.units.nm_per_length
+    return [RadialTable(group, cutoff, intervals, rank, dtype) for group in functions]
 
 
 def coulomb_cutoff_of(model: TensorNet) -> float | None:

@@ -42,8 +42,6 @@ CSV_COLUMNS = (
 CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
 MAX_MINIMIZER_ITERATIONS = 1000
-# Damped enough to lose within some ps what the forces give, and not so much that nothing moves.
-QUENCH_FRICTION, QUENCH_TIMESTEP, QUENCH_STEPS = 20.0, 0.0005, 1000  # 1/ps and ps
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
@@ -210,7 +208,7 @@ def simulate(
 
     charges_of = _partial_charges(system) if charges else None
     bonds = Bonds.of(topology, system, positions) if stop_at_broken_bond else None
-    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds)
+    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds, [atom_name(a) for a in topology.atoms()])
     settings = {
         "timestep_fs": timestep_fs,
         "temperature_K": temperature_K,
@@ -245,12 +243,12 @@ def simulate(
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
-            sentinels.check(context, evaluate(context), f"{phase}step 0")
+            sentinels.check(context, evaluate(context), f"{phase}step 0", minimized=not minimize)
             files.clear()
             if minimize:
                 phase = "minimisation, "
                 say("minimising")
-                minimize_energy(simulation)
+                simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
                 sentinels.check(context, evaluate(context), f"{phase}step 0")
             phase = "equilibration, "
             _equilibrate(simulation, sentinels, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
@@ -358,37 +356,6 @@ def _partial_charges(system: openmm.System) -> tuple[list[int], Callable[[openmm
     )
 
 
-def minimize_energy(simulation: Simulation) -> None:
-    """Bring the structure near a minimum of the energy, also where OpenMM's own minimiser fails.
-
-    That one tries a first step of 1 nm in all, whatever the forces. Where this brings atoms so close that the potential is NaN, it is
-    lost, and "Particle coordinate is NaN" is all it says; dynamics at 0 K then takes its place.
-
-    Parameters
-    ----------
-    simulation : openmm.app.Simulation
-        With positions set.
-    """
-    from openmm import Context, LangevinMiddleIntegrator, OpenMMException
-
-    context = simulation.context
-    start = context.getState(positions=True, parameters=True)
-    try:
-        simulation.minimizeEnergy(maxIterations=MAX_MINIMIZER_ITERATIONS)
-        lost = not math.isfinite(evaluate(context).getPotentialEnergy()._value)
-    except OpenMMException:  # the CPU and CUDA platforms check positions
-        lost = True
-    if lost:
-        quench = LangevinMiddleIntegrator(0, QUENCH_FRICTION, QUENCH_TIMESTEP)
-        quench.setRandomNumberSeed(
-            1
-        )  # the Reference platform has one stream for all, and a run's is to be the same again
-        at_rest = Context(simulation.system, quench, context.getPlatform())
-        at_rest.setState(start)
-        quench.step(QUENCH_STEPS)
-        context.setPositions(at_rest.getState(positions=True).getPositions(asNumpy=True))
-
-
 def _equilibrate(
     simulation: Simulation, sentinels: Sentinels, temperature: float, steps: float, seed: int, quiet: bool
 ) -> None:
@@ -441,15 +408,30 @@ class Sentinels:
     degrees_of_freedom : int
     bonds : Bonds or None
         Bonds that must not break.
+    names : list of str
+        Of the particles, for people.
     """
 
     temperature: float
     degrees_of_freedom: int
     bonds: Bonds | None
+    names: list[str]
 
-    def check(self, context: openmm.Context, state: openmm.State, where: str, files: RunFiles | None = None) -> None:
-        """SimulationError with the cause, if the state of a context is one that must stop the run."""
+    def check(
+        self,
+        context: openmm.Context,
+        state: openmm.State,
+        where: str,
+        files: RunFiles | None = None,
+        minimized: bool = True,
+    ) -> None:
+        """SimulationError with the cause, if the state of a context is one that must stop the run.
+
+        Before it is minimised a structure may have atoms that are close.
+        """
         cause = self._found(state)
+        if cause is None and minimized:
+            cause = self._close_atoms(context)
         if cause is not None:
             raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
 
@@ -474,6 +456,18 @@ class Sentinels:
             )
         if self.bonds is not None:
             return self.bonds.broken(positions, state.getPeriodicBoxVectors(asNumpy=True)._value)
+        return None
+
+    def _close_atoms(self, context: openmm.Context) -> str | None:
+        from .tabulate import ORDINARY
+
+        for force in tensornet_forces(context.getSystem()):
+            first, second, distance = force.closest_atoms(context)
+            if distance < ORDINARY:
+                return (
+                    f"{self.names[first]} and {self.names[second]} are {distance:.4f} nm apart, closer than the {ORDINARY} nm that any "
+                    "model was trained on (time step too long, a bad start, or a geometry that the model does not know)"
+                )
         return None
 
     @property

@@ -18,6 +18,10 @@ from torch import Tensor
 from .module import Module
 
 SAMPLES = 512  # distances that the basis functions are chosen at
+# How much finer the grid is at close range, where the functions are steep: by (1 + 1/BEND)² between no distance and the cutoff.
+BEND = 0.25
+# Closer than this, nm, no structure is ordinary; a table's errors there are judged by the larger functions that there are.
+ORDINARY = 0.05
 PART = 128  # distances at a time: the network's layers take 100 kB for each
 Functions = Callable[[Tensor], Tensor]
 
@@ -25,6 +29,8 @@ Functions = Callable[[Tensor], Tensor]
 @dataclass(frozen=True)
 class TabulationError:
     """Largest deviation of a table from its functions, on a grid ten times finer, relative to each one's largest value.
+
+    At distances from :data:`ORDINARY` on, to its largest value there. No scale is below a millionth of the largest one.
 
     Attributes
     ----------
@@ -51,32 +57,29 @@ class _Spline(torch.autograd.Function):
 
 
 class RadialTable(Module):
-    """Piecewise cubic table of functions of the distance, between `lower` and `upper`.
+    """Piecewise cubic table of functions of the distance, between none and a cutoff, on a grid that is finer at close range.
 
-    At and beyond `upper` every function is zero. Below `lower`, where the table is not trusted, every function is NaN,
-    so that the energy and forces of two atoms on top of each other are NaN and never a plausible number.
+    At and beyond the cutoff every function is zero.
 
     Parameters
     ----------
     functions : callable
-        Distances, shape (K,), to values, shape (K, C); float64 and differentiable; zero from `upper` on.
-    lower, upper : float
-        Range, in the unit of the distance.
+        Distances, shape (K,), to values, shape (K, C); float64 and differentiable; zero from `cutoff` on.
+    cutoff : float
+        In the unit of the distance.
     intervals : int
-        Equal intervals of the grid.
+        Of the grid; see :func:`place`.
     rank : float
         Basis functions whose share is below this part of the largest one's are left out.
     dtype : torch.dtype
         Of the table and the arithmetic.
     """
 
-    def __init__(
-        self, functions: Functions, lower: float, upper: float, intervals: int, rank: float, dtype: torch.dtype
-    ):
+    def __init__(self, functions: Functions, cutoff: float, intervals: int, rank: float, dtype: torch.dtype):
         super().__init__()
-        self.lower, self.upper, self.intervals = lower, upper, intervals
-        self.step = (upper - lower) / intervals
-        nodes = torch.linspace(lower, upper, intervals + 1, dtype=torch.float64)
+        self.cutoff, self.intervals = cutoff, intervals
+        nodes = distance_at(torch.arange(1, intervals + 2, dtype=torch.float64), cutoff, intervals)
+        _, rate = place(nodes, cutoff, intervals)
         some = nodes[:: max(1, intervals // SAMPLES)]
         sample = torch.cat([value_and_derivative(functions, part)[0] for part in some.split(PART)])
         _, weight, modes = torch.linalg.svd(sample, full_matrices=False)
@@ -86,7 +89,7 @@ class RadialTable(Module):
         for part, v, s in zip(nodes.split(PART), value.split(PART), slope.split(PART), strict=True):
             for found, own in zip(value_and_derivative(functions, part), (v, s), strict=True):
                 torch.mm(found, modes.T, out=own)
-        slope *= self.step
+        slope /= rate.unsqueeze(1)
         coefficients = nodes.new_zeros(intervals + 2, 4, len(modes))
         coefficients[0] = torch.nan
         c = coefficients[1:-1].unbind(1)
@@ -99,10 +102,13 @@ class RadialTable(Module):
         self.register_buffer("modes", modes.to(dtype))
         self.register_buffer("modes_t", modes.T.contiguous().to(dtype))
         self.register_buffer("exponents", torch.arange(4, dtype=dtype))
-        # d(t^k)/d(distance) from t^0 ... t^3
-        derivative = torch.diag(torch.arange(1, 4, dtype=torch.float64), 1) / self.step
+        # The place is offset − bent/(distance + shift), its derivative bent/(distance + shift)².
+        self.shift = BEND * cutoff
+        self.bent = (1 + BEND) * intervals * self.shift
+        self.register_buffer("offset", torch.tensor(1 + (1 + BEND) * intervals, dtype=dtype))
+        # d(t^k)/d(distance)·(distance + shift)² from t^0 ... t^3
+        derivative = torch.diag(torch.arange(1, 4, dtype=torch.float64), 1) * self.bent
         self.register_buffer("derivative", derivative.to(dtype))
-        self.register_buffer("offset", torch.tensor(1 - lower / self.step, dtype=dtype))
 
     def forward(self, distance: Tensor) -> Tensor:
         """Function values, shape (P, C), at distances of shape (P,)."""
@@ -110,20 +116,22 @@ class RadialTable(Module):
 
     def evaluate(self, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Values, shape (P, C), and what :meth:`slope` needs."""
-        position = torch.add(self.offset, distance, alpha=1 / self.step)
+        inverse = torch.reciprocal(distance + self.shift)
+        position = torch.add(self.offset, inverse, alpha=-self.bent)
         # Clamped as an integer: a distance that is NaN or infinite must not become an index out of range.
         row = position.long().clamp(0, self.intervals + 1)
         powers = torch.pow((position - row).unsqueeze(-1), self.exponents)
         coefficients = self.coefficients.index_select(0, row)
         basis = torch.bmm(powers.unsqueeze(1), coefficients).squeeze(1)
-        return torch.mm(basis, self.modes), (powers, coefficients)
+        return torch.mm(basis, self.modes), (powers, coefficients, inverse)
 
     def slope(self, saved: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Derivative by the distance of (values · gradient), shape (P,)."""
-        powers, coefficients = saved
+        powers, coefficients, inverse = saved
         by_basis = torch.mm(gradient, self.modes_t)
         contracted = torch.bmm(by_basis.unsqueeze(1), coefficients.transpose(1, 2))
-        return torch.bmm(contracted, torch.mm(powers, self.derivative).unsqueeze(2)).flatten()
+        slope = torch.bmm(contracted, torch.mm(powers, self.derivative).unsqueeze(2)).flatten()
+        return slope * (inverse * inverse)
 
     def split(self, parts: int) -> list[RadialTable]:
         """Tables of equal shares of the functions."""
@@ -135,7 +143,7 @@ class RadialTable(Module):
     def tables(self, parts: int) -> list[Tensor]:
         """Coefficients of the functions themselves, shape (K, 4, C/parts), for each of equal shares of the functions.
 
-        Row 0 is for distances below `lower`, the last one from `upper` on.
+        Row 0 is NaN, for a distance that is NaN or zero; the last one is for what is beyond the cutoff.
         """
         whole = torch.matmul(self.coefficients, self.modes)
         return [share.contiguous() for share in whole.chunk(parts, dim=2)]
@@ -143,23 +151,49 @@ class RadialTable(Module):
     @torch.no_grad()
     def error(self, functions: Functions) -> TabulationError:
         """Compare the table with its functions on a grid ten times finer."""
-        distance = torch.linspace(self.lower, self.upper, 10 * self.intervals + 1, dtype=torch.float64)[:-1]
-        distance = distance + 0.05 * self.step
+        positions = torch.arange(1.05, 1 + self.intervals, 0.1, dtype=torch.float64)
+        distances = distance_at(positions, self.cutoff, self.intervals)
+        ordinary = int((distances < ORDINARY).sum())
+        close, far = (self._largest(functions, some) for some in (distances[:ordinary], distances[ordinary:]))
+        relative = []
+        for found, scale in ((close, torch.maximum(close, far)), (far, far)):
+            error, scale = found[:2], scale[2:]
+            relative.append(error / scale.maximum(1e-6 * scale.amax(1, keepdim=True)).clamp_min(1e-300))
+        value, derivative = torch.stack(relative).amax((0, 2)).tolist()
+        return TabulationError(value, derivative)
+
+    def _largest(self, functions: Functions, distances: Tensor) -> Tensor:
+        """Largest error of each function and of its derivative, largest value and largest derivative; shape (4, C)."""
         worst = torch.zeros(4, self.modes.shape[1], dtype=torch.float64)
         table, modes = self.coefficients.double(), self.modes.double()
-        for part in distance.split(PART):
+        for part in distances.split(PART):
             value, slope = value_and_derivative(functions, part)
-            position = (part - self.lower) / self.step + 1
+            position, rate = place(part, self.cutoff, self.intervals)
             row = position.floor()
             t = (position - row).unsqueeze(-1)
             c = table[row.long()]
             own = (c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))) @ modes
-            own_slope = (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) @ modes / self.step
+            own_slope = (rate.unsqueeze(1) * (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3]))) @ modes
             now = torch.stack([v.abs().amax(0) for v in (own - value, own_slope - slope, value, slope)])
             worst = torch.maximum(worst, now)
-        scale = worst[2:].clamp_min(1e-300)
-        relative = worst[:2] / scale
-        return TabulationError(float(relative[0].max()), float(relative[1].max()))
+        return worst
+
+
+def place(distance: Tensor, cutoff: float, intervals: int) -> tuple[Tensor, Tensor]:
+    """Place of a distance in a table, and the place's derivative by the distance; both of the shape of `distance`.
+
+    1 + (1 + b)·K·d/(d + b·cutoff), with b = :data:`BEND` and K intervals: 1 at no distance, 1 + K at the cutoff. Its integer part is
+    the table's row, the rest the place in the interval.
+    """
+    whole = distance + BEND * cutoff
+    scale = (1 + BEND) * intervals / whole
+    return 1 + scale * distance, scale * BEND * cutoff / whole
+
+
+def distance_at(place: Tensor, cutoff: float, intervals: int) -> Tensor:
+    """The distance at a place: the inverse of :func:`place`."""
+    part = (place - 1) / intervals
+    return part * (BEND * cutoff) / (1 + BEND - part)
 
 
 def value_and_derivative(functions: Functions, distance: Tensor) -> tuple[Tensor, Tensor]:

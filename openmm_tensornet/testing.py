@@ -25,13 +25,15 @@ class Tolerance:
     energy : float
         eV an atom (96.485 kJ/mol), on the largest deviation of a molecule's energy.
     force : float
-        Norm of the deviation over the norm of the forces.
+        Norm of the deviation over the norm of the forces, or over that of forces of :data:`SMALL_FORCE` on every atom where it is larger.
     """
 
     energy: float
     force: float
 
 
+# kJ/mol/nm; a hundredth of what an atom of a molecule at room temperature feels. Forces that are smaller have no meaning by themselves.
+SMALL_FORCE = 10.0
 # Of an exported file, over the named geometries, compressed ones included.
 TOLERANCES = {"single": Tolerance(1e-5, 1e-4), "double": Tolerance(2e-7, 2e-6)}
 # Of tabulation alone, evaluated in double precision.
@@ -68,15 +70,15 @@ def deviation(found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) ->
     """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's."""
     energy, forces = found
     energy_error = float((energy.double() - reference[0]).abs().max()) / len(forces) / KJ_PER_MOL_PER_EV
-    norm = float(reference[1].norm())
-    force_error = float((forces.double() - reference[1]).norm())
-    return Deviation(energy_error, force_error / norm if norm > 0 else force_error)
+    scale = max(float(reference[1].norm()), SMALL_FORCE * len(forces) ** 0.5)
+    return Deviation(energy_error, float((forces.double() - reference[1]).norm()) / scale)
 
 
 def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float = 0.095) -> Tensor:
     """A random dense geometry with no two atoms of a molecule closer than `closest`; nm, float64, shape (N, 3).
 
-    Each molecule is packed on its own, in a cube of about 60 atoms/nm³, or in the box where there is one.
+    Each molecule is packed on its own, in a cube of about 60 atoms/nm³ around the origin, which is a corner of the box. If the box
+    is smaller than that, it is filled.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.empty(len(atoms.numbers), 3, dtype=torch.float64)
@@ -84,15 +86,16 @@ def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float =
     for molecule in molecules.unique().tolist():
         members = torch.nonzero(molecules == molecule).squeeze(1)
         edge = (len(members) / 60) ** (1 / 3)
+        fill = box is not None and edge > float(box.diagonal().min()) - closest
         placed = torch.empty(0, 3, dtype=torch.float64)
-        lattice = torch.eye(3, dtype=torch.float64) * edge if box is None else box.double()
+        lattice = box.double() if fill else torch.eye(3, dtype=torch.float64) * edge  # type: ignore[union-attr]
         for _ in range(len(members)):
             for attempt in range(1000):
-                trial = torch.rand(1, 3, generator=generator, dtype=torch.float64) @ lattice
+                trial = (torch.rand(1, 3, generator=generator, dtype=torch.float64) - 0.5) @ lattice
                 vector = placed - trial
                 if box is not None:
-                    vector = minimum_image(vector, lattice)
-                if attempt >= 50 and box is None:
+                    vector = minimum_image(vector, box.double())
+                if attempt >= 50 and not fill:
                     lattice = lattice * 1.02
                 if bool((vector.norm(dim=1) >= closest).all()):
                     break
@@ -101,22 +104,36 @@ def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float =
     return x
 
 
+def chain(atoms: Atoms, cutoff: float) -> Tensor:
+    """Each molecule as a straight chain, with neighbours at 0.5, 0.9 and 0.999 of the cutoff in turn; nm, float64, shape (N, 3)."""
+    x = torch.zeros(len(atoms.numbers), 3, dtype=torch.float64)
+    molecules = torch.tensor(atoms.molecules)
+    for molecule in molecules.unique():
+        members = torch.nonzero(molecules == molecule).squeeze(1)
+        steps = torch.tensor([0.0, *(0.5, 0.9, 0.999) * len(members)], dtype=torch.float64)[: len(members)]
+        x[members, 0] = cutoff * steps.cumsum(0)
+    return x @ torch.tensor([[0.48, 0.6, 0.64], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+
+
 def geometries(atoms: Atoms, cutoff: float, positions: Tensor | None = None, box: Tensor | None = None) -> dict:
     """Named geometries for comparisons: name to (positions, box or None); nm, float64.
 
-    Given positions are used as they are and shaken by 5 pm; else there are two random packings. Large systems get one.
+    Given positions are used as they are and shaken by 5 pm; else there are two random packings. Pairs near the cutoff, of which
+    these have few, are those of a chain, in vacuum. Large systems get one geometry.
+
+    Parameters
+    ----------
+    cutoff : float
+        The network's, nm.
     """
     generator = torch.Generator().manual_seed(20)
-    n = len(atoms.numbers)
     if positions is not None:
         x = positions.double()
         shaken = x + 0.005 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
         found = {"given": (x, box), "given, shaken by 5 pm": (shaken, box)}
     else:
-        if box is not None or n <= 1:
-            found = {f"packing {k}": (packing(atoms, k, box), box) for k in (1, 2)}
-        else:
-            found = {f"packing {k}": (packing(atoms, k), None) for k in (1, 2)}
-    if n > 300:
-        found = dict(list(found.items())[:1])
-    return found
+        found = {f"packing {k}": (packing(atoms, k, box), box) for k in (1, 2)}
+    n = len(atoms.numbers)
+    if box is None and n <= 300:
+        found["pairs near the cutoff"] = (chain(atoms, cutoff), None)
+    return found if n <= 300 else dict(list(found.items())[:1])

@@ -14,7 +14,6 @@ from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.neighbors import AllPairs, CellPairs, Grid, SelectedPairs, check_box, find_pairs, minimum_image
 from openmm_tensornet.potential import StaticPotential, copy_double
-from openmm_tensornet.program import MINIMUM_DISTANCE
 from openmm_tensornet.testing import (
     TABULATION,
     deviation,
@@ -149,20 +148,22 @@ def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
 
 
 @pytest.mark.parametrize("tabulate", [True, False])
-def test_too_close_is_nan_everywhere(tabulate, way):
+def test_close_atoms_have_the_networks_own_value(tabulate, way):
+    """At any distance, also where no model was trained; in one place there is no direction, and everything is NaN."""
     case = VARIANTS["zero-layers"]
     static = StaticPotential(load_model(case.checkpoint), case.atoms, precision="double", tabulate=tabulate)
     x, _ = case.tensors()
     y = x.clone()
     direction = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     assert case.atoms.molecules[0] == case.atoms.molecules[1]
-    for distance, trusted in ((0.0, False), (0.9 * MINIMUM_DISTANCE, False), (1.1 * MINIMUM_DISTANCE, True)):
+    for distance in (0.06, 0.02, 0.005, 2e-4):
         y[1] = y[0] + distance * direction
-        energies, forces = static(y)
-        assert bool(torch.isfinite(energies.sum())) is trusted
-        assert bool(torch.isfinite(forces).all()) is trusted
-        if not trusted:
-            assert forces.isnan().all()
+        found = deviation(static(y), reference_energy_and_forces(load_model(case.checkpoint).double(), case.atoms, y))
+        assert found.within(TABULATION["single"]), (distance, found)
+    y[1] = y[0]
+    energies, forces = static(y)
+    assert energies[case.atoms.molecules[0]].isnan()
+    assert forces.isnan().all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -357,8 +358,21 @@ class TestNeighbors:
 
 def test_named_geometries_keep_their_distance():
     case = CASES["alanine-dipeptide"]
-    found = geometries(case.atoms, 5.0)
-    assert len(found) == 2
+    found = geometries(case.atoms, 0.5)
+    assert len(found) == 3
     for x, box in found.values():
         assert box is None
         assert torch.pdist(x).min() >= 0.095
+    near = torch.pdist(found["pairs near the cutoff"][0]) / 0.5
+    assert ((near > 0.998) & (near < 1)).sum() == 7 and (near - 0.9).abs().min() < 1e-9
+
+
+@pytest.mark.parametrize("edge", [1.1, 2.5, 6.0])
+def test_geometries_of_a_box_are_dense_and_cross_its_faces(edge):
+    """Whatever its size: a check on atoms that do not see each other would say nothing."""
+    atoms = CASES["alanine-dipeptide"].atoms
+    for x, box in geometries(atoms, 0.5, box=edge * torch.eye(3, dtype=torch.float64)).values():
+        vectors = minimum_image((x[:, None] - x).flatten(0, 1), box).view(22, 22, 3)
+        distances = vectors.norm(dim=2)[tuple(torch.triu_indices(22, 22, 1))]
+        assert distances.min() >= 0.095 and (distances < 0.5).float().mean() > 0.3
+        assert all((x[:, k] < 0).any() and (x[:, k] > 0).any() for k in range(3))

@@ -72,20 +72,19 @@ def _own_embedding(f, like, own, x):
 
 
 @kernel
-def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, lower, step, result):
+def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, cutoff, result):
     atoms, channels = own.shape
     intervals = table.shape[0] - 2
-    upper = lower + step * intervals
     size = atom_size(channels)
     x = np.zeros((atoms, size), own.dtype)
     x_at, receiver_at, sender_at, table_at = pointer(x), pointer(receiver), pointer(sender), pointer(table)
     for a in range(atoms):
         _own_embedding(channels, x_at, at(pointer(own), a * channels), at(x_at, a * size))
     for p in range(len(distance)):
-        if distance[p] >= upper:
+        if distance[p] >= cutoff:
             continue
         i, j = pairs[0, p], pairs[1, p]
-        row, t = locate(distance[p], lower, step, intervals)
+        row, t, _ = locate(distance[p], cutoff, intervals)
         _embed_pair(
             channels, table_at, at(table_at, row * 12 * channels), channels, t, angular(unit, p),
             at(receiver_at, i * channels), at(sender_at, i * channels), at(receiver_at, j * channels), at(sender_at, j * channels),
@@ -96,11 +95,11 @@ def embed(distance, unit, pairs, _by_atom, receiver, sender, own, table, lower, 
 
 @over_channels
 def _embed_pair_backward(
-    f, like, table, channels, t, step, g, receiver_i, sender_i, receiver_j, sender_j, g_i, g_j, sums
+    f, like, table, channels, t, rate, g, receiver_i, sender_i, receiver_j, sender_j, g_i, g_j, sums
 ):
     """Add to the sums over channels: the gradients by the distance, and by the eight components."""
     c = coefficients(table, f, channels, like)
-    v, s = values(c, t), slopes(c, t, step)
+    v, s = values(c, t), slopes(c, t, rate)
     z_i = load(receiver_i, f, like) + load(sender_j, f, like)
     z_j = load(receiver_j, f, like) + load(sender_i, f, like)
     k = channel_place(f)
@@ -114,26 +113,23 @@ def _embed_pair_backward(
 
 
 @kernel
-def embed_backward(
-    g_result, g_through, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit
-):
+def embed_backward(g_result, g_through, distance, unit, pairs, receiver, sender, table, cutoff, g_distance, g_unit):
     channels = receiver.shape[1]
     intervals = table.shape[0] - 2
-    upper = lower + step * intervals
     size = atom_size(channels)
     g_x, sums = atoms_first(g_result), np.empty(9 * LANES, g_result.dtype)
     g_at, receiver_at, sender_at = pointer(g_x), pointer(receiver), pointer(sender)
     table_at, sums_at, count = pointer(table), pointer(sums), lanes(pointer(sums))
     for p in range(len(distance)):
-        if distance[p] >= upper:
+        if distance[p] >= cutoff:
             g_distance[p] = g_through[p]
             g_unit[p, 0] = g_unit[p, 1] = g_unit[p, 2] = 0
             continue
         i, j = pairs[0, p], pairs[1, p]
-        row, t = locate(distance[p], lower, step, intervals)
+        row, t, rate = locate(distance[p], cutoff, intervals)
         clear(sums_at, wide(g_at))
         _embed_pair_backward(
-            channels, g_at, at(table_at, row * 12 * channels), channels, t, step, angular(unit, p),
+            channels, g_at, at(table_at, row * 12 * channels), channels, t, rate, angular(unit, p),
             at(receiver_at, i * channels), at(sender_at, i * channels), at(receiver_at, j * channels), at(sender_at, j * channels),
             at(g_at, i * size), at(g_at, j * size), sums_at,
         )  # fmt: skip
@@ -171,20 +167,19 @@ def _message_product(f, like, y, m, factor, both, out, message, row):
 
 
 @kernel
-def interact(distance, pairs, _by_atom, own, table, lower, step, y_values, factor, both, out, message):
+def interact(distance, pairs, _by_atom, own, table, cutoff, y_values, factor, both, out, message):
     atoms, channels = y_values.shape[1:]
     intervals = table.shape[0] - 2
-    upper = lower + step * intervals
     size, y = atom_size(channels), atoms_first(y_values)
     m = np.empty_like(y)
     y_at, m_at, table_at = pointer(y), pointer(m), pointer(table)
     for a in range(atoms):
         _own_message(channels, y_at, pointer(own), channels, at(y_at, a * size), at(m_at, a * size))
     for p in range(len(distance)):
-        if distance[p] >= upper:
+        if distance[p] >= cutoff:
             continue
         i, j = pairs[0, p] * size, pairs[1, p] * size
-        row, t = locate(distance[p], lower, step, intervals)
+        row, t, _ = locate(distance[p], cutoff, intervals)
         _message(
             channels, y_at, at(table_at, row * 12 * channels), channels, t, at(y_at, i), at(y_at, j), at(m_at, i), at(m_at, j)
         )  # fmt: skip
@@ -209,9 +204,9 @@ def _message_product_gradients(f, like, g_out, message, row, y, own, channels, f
 
 
 @over_channels
-def _message_backward(f, like, table, channels, t, step, y_i, y_j, g_m_i, g_m_j, g_y_i, g_y_j, sums):
+def _message_backward(f, like, table, channels, t, rate, y_i, y_j, g_m_i, g_m_j, g_y_i, g_y_j, sums):
     c, k = coefficients(table, f, channels, like), channel_place(f)
-    v, s = values(c, t), slopes(c, t, step)
+    v, s = values(c, t), slopes(c, t, rate)
     g_i, g_j = nine(g_m_i, k, LANES, like), nine(g_m_j, k, LANES, like)
     forth, back = part_sums(g_i, nine(y_j, k, LANES, like)), part_sums(g_j, nine(y_i, k, LANES, like))
     along = s[0] * (forth[0] + back[0]) + s[1] * (forth[1] + back[1]) + s[2] * (forth[2] + back[2])
@@ -222,11 +217,10 @@ def _message_backward(f, like, table, channels, t, step, y_i, y_j, g_m_i, g_m_j,
 
 @kernel
 def interact_backward(
-    g_out, distance, pairs, _by_atom, own, table, lower, step, y_values, message, factor, both, g_distance, g_values
+    g_out, distance, pairs, _by_atom, own, table, cutoff, y_values, message, factor, both, g_distance, g_values
 ):
     atoms, channels = y_values.shape[1:]
     intervals = table.shape[0] - 2
-    upper = lower + step * intervals
     size, y = atom_size(channels), atoms_first(y_values)
     g_m, g_y, sums = np.empty_like(y), np.empty_like(y), np.empty(LANES, y.dtype)
     y_at, g_m_at, g_y_at = pointer(y), pointer(g_m), pointer(g_y)
@@ -237,14 +231,14 @@ def interact_backward(
             at(y_at, a * size), pointer(own), channels, factor[a], both, at(g_y_at, a * size), at(g_m_at, a * size),
         )  # fmt: skip
     for p in range(len(distance)):
-        if distance[p] >= upper:
+        if distance[p] >= cutoff:
             g_distance[p] = 0
             continue
         i, j = pairs[0, p] * size, pairs[1, p] * size
-        row, t = locate(distance[p], lower, step, intervals)
+        row, t, rate = locate(distance[p], cutoff, intervals)
         store(sums_at, 0, wide(y_at))
         _message_backward(
-            channels, y_at, at(table_at, row * 12 * channels), channels, t, step, at(y_at, i), at(y_at, j),
+            channels, y_at, at(table_at, row * 12 * channels), channels, t, rate, at(y_at, i), at(y_at, j),
             at(g_m_at, i), at(g_m_at, j), at(g_y_at, i), at(g_y_at, j), sums_at,
         )  # fmt: skip
         g_distance[p] = sum_up(sums, 0, lanes(y_at))

@@ -131,11 +131,11 @@ def _message(f, like, h, channels, c, y, m):
 
 @kernel
 def charge_message(
-    distance, pairs, table, lower, step, own, terms, panels1, bias1, panels2, bias2, y_values, message, h0, h1, h2
+    distance, pairs, table, cutoff, own, terms, panels1, bias1, panels2, bias2, y_values, message, h0, h1, h2
 ):  # fmt: skip
     atoms, channels = y_values.shape[1:]
     intervals, columns = table.shape[0] - 2, table.shape[2]
-    rows = _directed(distance, pairs, lower + step * intervals, atoms)
+    rows = _directed(distance, pairs, cutoff, atoms)
     size, y = atom_size(channels), atoms_first(y_values)
     m = np.zeros_like(y)
     c, s0, s1 = np.empty(ROWS, y.dtype), np.empty((ROWS, channels), y.dtype), np.empty((ROWS, len(bias1)), y.dtype)
@@ -157,7 +157,7 @@ def charge_message(
                     channels, own_at, own_at, at(receiver_at, 2 * i * channels), at(sender_at, 2 * j * channels), here
                 )
                 continue
-            row, t = locate(distance[p], lower, step, intervals)
+            row, t, _ = locate(distance[p], cutoff, intervals)
             c[r] = _cubic(table, row, channels, t)
             start = at(table_at, row * 4 * columns)
             _tabulated(
@@ -218,11 +218,11 @@ def _along(f, like, g, c, columns, one, two, three, sums):
 
 @kernel
 def charge_message_backward(
-    g_message, distance, pairs, table, lower, step, own, y_values, h0, h1, h2, panels2, panels1, g_distance, g_terms, g_values,
+    g_message, distance, pairs, table, cutoff, own, y_values, h0, h1, h2, panels2, panels1, g_distance, g_terms, g_values,
 ):  # fmt: skip
     atoms, channels = y_values.shape[1:]
     intervals, columns, hidden = table.shape[0] - 2, table.shape[2], h1.shape[1]
-    rows = _directed(distance, pairs, lower + step * intervals, atoms)
+    rows = _directed(distance, pairs, cutoff, atoms)
     size, y, g_m = atom_size(channels), atoms_first(y_values), atoms_first(g_message)
     g_y = np.zeros_like(y)
     g_distance[:] = 0
@@ -240,7 +240,7 @@ def charge_message_backward(
             i, j, p = rows[first + r]
             c = own[channels]
             if p >= 0:
-                row, t = locate(distance[p], lower, step, intervals)
+                row, t, _ = locate(distance[p], cutoff, intervals)
                 c = _cubic(table, row, channels, t)
             store(sums_at, 0, wide(sums_at))
             _message_gradients(
@@ -259,8 +259,8 @@ def charge_message_backward(
                 at(pointer(g_terms), (2 * j + 1) * channels), share,
             )  # fmt: skip
             if p >= 0:
-                row, t = locate(distance[p], lower, step, intervals)
-                one, two, three_ = 1 / step, 2 * t / step, 3 * t * t / step
+                row, t, rate = locate(distance[p], cutoff, intervals)
+                one, two, three_ = rate, 2 * t * rate, 3 * t * t * rate
                 store(sums_at, 0, wide(sums_at))
                 _along(channels, sums_at, share, at(table_at, row * 4 * columns), columns, one, two, three_, sums_at)
                 slope = one * table[row, 1, channels] + two * table[row, 2, channels] + three_ * table[row, 3, channels]

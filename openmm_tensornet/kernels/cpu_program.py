@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 from numba import carray, njit, types
 
+from .. import charges, tabulate
 from . import cpu, cpu_charges, cpu_pairs
 from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
@@ -166,22 +167,22 @@ def _compiled(sources: int) -> Callable:
             elif which == Kernel.embed:
                 cpu.embed(
                     _one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _two(c, 5, b, r),
-                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _three(c, 8, b, r),
+                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], _three(c, 8, b, r),
                 )  # fmt: skip
             elif which == Kernel.embed_backward:
                 cpu.embed_backward(
                     _three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _two(c, 5, b, r),
-                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], n[1], _one(c, 8, b, r), _two(c, 9, b, r),
+                    _two(c, 6, b, r), _three(c, 7, b, r), n[0], _one(c, 8, b, r), _two(c, 9, b, r),
                 )  # fmt: skip
             elif which == Kernel.interact:
                 cpu.interact(
-                    _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0], n[1],
-                    _three(c, 5, b, r), _one(c, 6, b, r), n[2] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
+                    _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0],
+                    _three(c, 5, b, r), _one(c, 6, b, r), n[1] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
                 )  # fmt: skip
             elif which == Kernel.interact_backward:
                 cpu.interact_backward(
                     _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _three(c, 5, b, r),
-                    n[0], n[1], _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[2] != 0, _one(c, 9, b, r),
+                    n[0], _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[1] != 0, _one(c, 9, b, r),
                     _three(c, 10, b, r),
                 )  # fmt: skip
             elif which == Kernel.norm_features:
@@ -235,13 +236,13 @@ def _compiled(sources: int) -> Callable:
                 )  # fmt: skip
             elif which == Kernel.charge_message:
                 cpu_charges.charge_message(
-                    _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], n[1], _one(c, 3, b, r), _two(c, 4, b, r),
+                    _one(c, 0, b, r), _two(c, 1, b, i), _three(c, 2, b, r), n[0], _one(c, 3, b, r), _two(c, 4, b, r),
                     _one(c, 5, b, r), _one(c, 6, b, r), _one(c, 7, b, r), _one(c, 8, b, r), _three(c, 9, b, r), _three(c, 10, b, r),
                     _two(c, 11, b, r), _two(c, 12, b, r), _two(c, 13, b, r),
                 )  # fmt: skip
             elif which == Kernel.charge_message_backward:
                 cpu_charges.charge_message_backward(
-                    _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], n[1], _one(c, 4, b, r),
+                    _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _three(c, 3, b, r), n[0], _one(c, 4, b, r),
                     _three(c, 5, b, r), _two(c, 6, b, r), _two(c, 7, b, r), _two(c, 8, b, r), _one(c, 9, b, r), _one(c, 10, b, r),
                     _one(c, 11, b, r), _two(c, 12, b, r), _three(c, 13, b, r),
                 )  # fmt: skip
@@ -273,4 +274,5 @@ def _compiled(sources: int) -> Callable:
     return execute
 
 
-execute = _compiled(crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))))
+_SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(charges.__file__), Path(tabulate.__file__)]
+execute = _compiled(crc32(b"".join(path.read_bytes() for path in _SOURCES)))

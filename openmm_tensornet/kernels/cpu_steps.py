@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
+from ..tabulate import BEND
 from .simd import FASTMATH, at, exp, lanes, load, narrow, pointer, store, wide
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
@@ -263,13 +264,18 @@ def value_and_slope(x, silu):
 
 
 @inlined
-def locate(distance, lower, step, intervals):
-    """Row of the table and place in its interval, 0 to 1; row 0, which is NaN, for what is NaN or too close."""
-    place = (np.float64(distance) - lower) / step + 1
+def locate(distance, cutoff, intervals):
+    """Row of the table, place in its interval, 0 to 1, and the place's derivative by the distance, as :func:`.tabulate.place` has them.
+
+    Row 0, which is NaN, for a distance that is NaN or zero.
+    """
+    whole = np.float64(distance) + BEND * cutoff
+    scale = (1 + BEND) * intervals / whole
+    place = 1 + scale * np.float64(distance)
     row = 0
-    if place >= 1:
+    if place > 1:
         row = min(int(place), intervals + 1)
-    return row, place - row
+    return row, place - row, scale * BEND * cutoff / whole
 
 
 @inlined
@@ -294,10 +300,10 @@ def values(c, t):
 
 
 @inlined
-def slopes(c, t, step):
+def slopes(c, t, rate):
     """Their derivatives by the distance."""
     _, c1, c2, c3 = c
-    one, two, three = 1 / step, 2 * t / step, 3 * t * t / step
+    one, two, three = rate, 2 * t * rate, 3 * t * t * rate
     return (
         one * c1[0] + two * c2[0] + three * c3[0],
         one * c1[1] + two * c2[1] + three * c3[1],

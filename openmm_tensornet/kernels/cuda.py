@@ -124,7 +124,7 @@ def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, atoms,
 @triton.jit
 def _embed(
     distance, unit, pairs, by_atom, receiver, sender, own, table, result, count, atoms, channels, intervals,
-    lower: tl.constexpr, step: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     atom, f = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = f < channels
@@ -137,8 +137,8 @@ def _embed(
     for first in range(start, end, BLOCK):
         exists, p, other, sign = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
         d = tl.load(distance + p, exists, 0)
-        near = exists & ~(d >= lower + step * intervals)
-        row, t = locate(d, intervals, lower, step, dtype)
+        near = exists & ~(d >= cutoff)
+        row, t, _ = locate(d, intervals, cutoff, dtype)
         mask = near[:, None] & inside[None, :]
         values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
         z = z_i[None, :] + tl.load(sender + other[:, None] * channels + f[None, :], mask, 0)
@@ -150,30 +150,30 @@ def _embed(
     store(result, atoms * channels, atom * channels + f, inside, x)
 
 
-def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step, result) -> None:
+def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff, result) -> None:
     atoms, channels = own.shape
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _embed[(atoms, triton.cdiv(channels, width))](
         distance, unit, pairs, by_atom, receiver, sender, own, table, result, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, lower=lower, step=step, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width,
     )  # fmt: skip
 
 
 @triton.jit
 def _embed_backward(
     g_result, g_through, distance, unit, pairs, receiver, sender, table, g_distance, g_unit, count, atoms, channels, intervals,
-    lower: tl.constexpr, step: tl.constexpr, WIDTH: tl.constexpr,
+    cutoff: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     p, f = tl.program_id(0), tl.arange(0, WIDTH)
     i, j = tl.load(pairs + p), tl.load(pairs + count + p)
     d = tl.load(distance + p)
-    near = ~(d >= lower + step * intervals)
+    near = ~(d >= cutoff)
     mask = f < tl.where(near, channels, 0)
     dtype = table.dtype.element_ty
-    row, t = locate(d, intervals, lower, step, dtype)
+    row, t, rate = locate(d, intervals, cutoff, dtype)
     t = tl.where(near, t, 0)
     values = function_values(table, row, t, f, mask, channels)
-    slopes = function_slopes(table, row, t, f, mask, channels, step)
+    slopes = function_slopes(table, row, t, f, mask, channels, rate)
     z_i = tl.load(receiver + i * channels + f, mask, 0) + tl.load(sender + j * channels + f, mask, 0)
     z_j = tl.load(receiver + j * channels + f, mask, 0) + tl.load(sender + i * channels + f, mask, 0)
     g_i = times(z_i, load(g_result, atoms * channels, i * channels + f, mask))
@@ -196,20 +196,20 @@ def _embed_backward(
 
 
 def embed_backward(
-    g_result, g_through, distance, unit, pairs, receiver, sender, table, lower, step, g_distance, g_unit
+    g_result, g_through, distance, unit, pairs, receiver, sender, table, cutoff, g_distance, g_unit
 ) -> None:
     (atoms, channels), count = receiver.shape, pairs.shape[1]
     if count:
         _embed_backward[(count,)](
             g_result, g_through, distance, unit, pairs, receiver, sender, table, g_distance, g_unit, count, atoms, channels,
-            table.shape[0] - 2, lower=lower, step=step, WIDTH=triton.next_power_of_2(channels),
+            table.shape[0] - 2, cutoff=cutoff, WIDTH=triton.next_power_of_2(channels),
         )  # fmt: skip
 
 
 @triton.jit
 def _gather(
     start, end, distance, pairs, by_atom, table, y, count, atoms, channels, intervals, f, inside,
-    lower: tl.constexpr, step: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Σ_j f(d_ij) ⊙ Y_j of one atom."""
     dtype = table.dtype.element_ty
@@ -218,8 +218,8 @@ def _gather(
     for first in range(start, end, BLOCK):
         exists, p, other, _ = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
         d = tl.load(distance + p, exists, 0)
-        near = exists & ~(d >= lower + step * intervals)
-        row, t = locate(d, intervals, lower, step, dtype)
+        near = exists & ~(d >= cutoff)
+        row, t, _ = locate(d, intervals, cutoff, dtype)
         mask = near[:, None] & inside[None, :]
         values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
         y_j = load(y, atoms * channels, other[:, None] * channels + f[None, :], mask)
@@ -230,13 +230,13 @@ def _gather(
 @triton.jit
 def _interact(
     distance, pairs, by_atom, own, table, y, factor, result, message, count, atoms, channels, intervals,
-    lower: tl.constexpr, step: tl.constexpr, BOTH: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    cutoff: tl.constexpr, BOTH: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     atom, f = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = f < channels
     start, end = tl.load(by_atom + atom), tl.load(by_atom + atom + 1)
     m = _gather(
-        start, end, distance, pairs, by_atom, table, y, count, atoms, channels, intervals, f, inside, lower, step, BLOCK, WIDTH
+        start, end, distance, pairs, by_atom, table, y, count, atoms, channels, intervals, f, inside, cutoff, BLOCK, WIDTH
     )  # fmt: skip
     y_i = load(y, atoms * channels, atom * channels + f, inside)
     m = plus(m, each(load(own, channels, f, inside), y_i))
@@ -245,19 +245,19 @@ def _interact(
     store(result, atoms * channels, atom * channels + f, inside, product)
 
 
-def interact(distance, pairs, by_atom, own, table, lower, step, y, factor, both, result, message) -> None:
+def interact(distance, pairs, by_atom, own, table, cutoff, y, factor, both, result, message) -> None:
     atoms, channels = y.shape[1:]
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _interact[(atoms, triton.cdiv(channels, width))](
         distance, pairs, by_atom, own, table, y, factor, result, message, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, lower=lower, step=step, BOTH=both, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BOTH=both, BLOCK=NEIGHBORS, WIDTH=width,
     )  # fmt: skip
 
 
 @triton.jit
 def _message_backward(
     distance, pairs, by_atom, own, table, y, g_m, g_distance, g_y, count, atoms, channels, intervals, parts,
-    lower: tl.constexpr, step: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr,
+    cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """The first programs add to the gradient by Y of an atom's channels, the others give that by a pair's distance."""
     program = tl.program_id(0)
@@ -267,7 +267,7 @@ def _message_backward(
         start, end = tl.load(by_atom + atom), tl.load(by_atom + atom + 1)
         # f_ij = f_ji, so the derivative by Y is the same sum over the incoming gradient.
         g = _gather(
-            start, end, distance, pairs, by_atom, table, g_m, count, atoms, channels, intervals, f, inside, lower, step, BLOCK,
+            start, end, distance, pairs, by_atom, table, g_m, count, atoms, channels, intervals, f, inside, cutoff, BLOCK,
             WIDTH,
         )  # fmt: skip
         g_i = load(g_m, atoms * channels, atom * channels + f, inside)
@@ -278,10 +278,10 @@ def _message_backward(
         p, k = program - atoms * parts, tl.arange(0, ALL)
         i, j = tl.load(pairs + p), tl.load(pairs + count + p)
         d = tl.load(distance + p)
-        near = ~(d >= lower + step * intervals)
+        near = ~(d >= cutoff)
         mask = k < tl.where(near, channels, 0)
-        row, t = locate(d, intervals, lower, step, table.dtype.element_ty)
-        slopes = function_slopes(table, row, tl.where(near, t, 0), k, mask, channels, step)
+        row, t, rate = locate(d, intervals, cutoff, table.dtype.element_ty)
+        slopes = function_slopes(table, row, tl.where(near, t, 0), k, mask, channels, rate)
         stride = atoms * channels
         forth = part_sums(load(g_m, stride, i * channels + k, mask), load(y, stride, j * channels + k, mask))
         back = part_sums(load(g_m, stride, j * channels + k, mask), load(y, stride, i * channels + k, mask))
@@ -290,7 +290,7 @@ def _message_backward(
 
 
 def interact_backward(
-    g_out, distance, pairs, by_atom, own, table, lower, step, y, message, factor, both, g_distance, g_y
+    g_out, distance, pairs, by_atom, own, table, cutoff, y, message, factor, both, g_distance, g_y
 ) -> None:
     (atoms, channels), count = y.shape[1:], pairs.shape[1]
     g_m = torch.empty_like(y)
@@ -299,7 +299,7 @@ def interact_backward(
     parts = triton.cdiv(channels, width)
     _message_backward[(atoms * parts + count,)](
         distance, pairs, by_atom, own, table, y, g_m, g_distance, g_y, count, atoms, channels, table.shape[0] - 2, parts,
-        lower=lower, step=step, BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
+        cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -401,10 +401,10 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 def charge_message(
-    distance, pairs, table, lower, step, own, terms, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
+    distance, pairs, table, cutoff, own, terms, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
 ) -> None:
     (i, j), (receiver, sender) = _directed(pairs, len(terms)), terms.chunk(2, dim=1)
-    f = definitions.functions(distance, table, lower, step)
+    f = definitions.functions(distance, table, cutoff)
     share, c = torch.cat((own.expand(len(receiver), -1), f, f)).split((receiver.shape[1], 1), dim=1)
     torch.add(share, receiver[i] + sender[j], out=h0)
     silu = torch.nn.functional.silu
@@ -419,8 +419,7 @@ def charge_message_backward(
     distance,
     pairs,
     table,
-    lower,
-    step,
+    cutoff,
     own,
     y,
     h0,
@@ -433,7 +432,7 @@ def charge_message_backward(
     g_y,
 ) -> None:
     count, (i, j) = len(distance), _directed(pairs, len(g_terms))
-    f = definitions.functions(distance, table, lower, step)
+    f = definitions.functions(distance, table, cutoff)
     c = torch.cat((own.expand(len(g_terms), -1), f, f))[:, -1:]
     s, g_i = torch.nn.functional.silu(h2), g_m[:, i]
     torch.index_add(torch.zeros_like(y), 1, j, definitions.by_component((c * s).unflatten(1, (3, -1))) * g_i, out=g_y)
@@ -445,7 +444,7 @@ def charge_message_backward(
     torch.cat((zeros.index_add(0, i, g), zeros.index_add(0, j, g)), dim=1, out=g_terms)
     of_pairs = torch.cat((g, (by * s).sum(1, keepdim=True)), dim=1)[len(g_terms) :]
     both = of_pairs[:count] + of_pairs[count:]
-    torch.sum(both * definitions.slopes(distance, table, lower, step), dim=1, out=g_distance)
+    torch.sum(both * definitions.slopes(distance, table, cutoff), dim=1, out=g_distance)
 
 
 def equilibrate(h, molecule, charge, q) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .. import tabulate
 from . import definitions
 
 EPSILON: tl.constexpr = tl.constexpr(definitions.EPSILON)  # of LayerNorm
 HALF: tl.constexpr = tl.constexpr(2**-0.5)
 THIRD: tl.constexpr = tl.constexpr(3**-0.5)
 SIXTH: tl.constexpr = tl.constexpr(6**-0.5)
+BEND: tl.constexpr = tl.constexpr(tabulate.BEND)
 
 
 # ------------------------------------------------------------------------------------------------------------ tuples
@@ -193,12 +195,17 @@ def activation_slope(x, SILU: tl.constexpr):
 
 
 @triton.jit
-def locate(distance, intervals, lower: tl.constexpr, step: tl.constexpr, dtype: tl.constexpr):
-    """Row of the table and place in its interval; row 0, which is NaN, for what is NaN or too close."""
-    place = (distance.to(tl.float64) - lower) / step + 1
-    place = tl.where(place >= 1, place, 0)
+def locate(distance, intervals, cutoff: tl.constexpr, dtype: tl.constexpr):
+    """Row of the table, place in its interval, and the place's derivative by the distance, as :func:`.tabulate.place` has them.
+
+    Row 0, which is NaN, for a distance that is NaN or zero.
+    """
+    whole = distance.to(tl.float64) + BEND * cutoff
+    scale = (1 + BEND) * intervals / whole
+    place = 1 + scale * distance.to(tl.float64)
+    place = tl.where(place > 1, place, 0)
     row = tl.minimum(tl.minimum(place, intervals + 1.0).to(tl.int32), intervals + 1)
-    return row, (place - row).to(dtype)
+    return row, (place - row).to(dtype), (scale * BEND * cutoff / whole).to(dtype)
 
 
 @triton.jit
@@ -222,20 +229,20 @@ def function_values(table, row, t, f, mask, channels):
 
 
 @triton.jit
-def _slope(c, t, mask, row_stride, step: tl.constexpr):
+def _slope(c, t, mask, row_stride, rate):
     third = tl.load(c + 3 * row_stride, mask, 0)
-    return (tl.load(c + row_stride, mask, 0) + t * (2 * tl.load(c + 2 * row_stride, mask, 0) + 3 * t * third)) / step
+    return (tl.load(c + row_stride, mask, 0) + t * (2 * tl.load(c + 2 * row_stride, mask, 0) + 3 * t * third)) * rate
 
 
 @triton.jit
-def function_slopes(table, row, t, f, mask, channels, step: tl.constexpr):
+def function_slopes(table, row, t, f, mask, channels, rate):
     """Derivatives of the functions by the distance."""
     c = table + row * 12 * channels + f
     row_stride = 3 * channels
     return (
-        _slope(c, t, mask, row_stride, step),
-        _slope(c + channels, t, mask, row_stride, step),
-        _slope(c + 2 * channels, t, mask, row_stride, step),
+        _slope(c, t, mask, row_stride, rate),
+        _slope(c + channels, t, mask, row_stride, rate),
+        _slope(c + 2 * channels, t, mask, row_stride, rate),
     )
 
 

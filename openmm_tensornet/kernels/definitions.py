@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import tensors
 from ..charges import SMALLEST_SHARE
 from ..neighbors import all_pairs, minimum_image
+from ..tabulate import place
 
 EPSILON = 1e-5  # of LayerNorm
 
@@ -62,26 +63,27 @@ def geometry(
     return distance, torch.where(same.unsqueeze(1), 0, r / distance.unsqueeze(-1))
 
 
-def _interval(distance: Tensor, table: Tensor, lower: float, step: float) -> tuple[Tensor, Tensor]:
-    """Coefficients of each distance's interval, (P, 4, G), and the place in it, (P, 1)."""
-    place = (distance.double() - lower) / step + 1
-    row = place.detach().floor().nan_to_num(0).clamp(0, table.shape[0] - 1).long()
-    return table[row], (place - row).to(table.dtype).unsqueeze(-1)
+def _interval(distance: Tensor, table: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients of each distance's interval, (P, 4, G), the place in it, (P, 1), and its derivative by the distance, (P, 1)."""
+    where, rate = place(distance.double(), cutoff, table.shape[0] - 2)
+    row = where.detach().floor().nan_to_num(0).clamp(0, table.shape[0] - 1).long()
+    row = torch.where(distance > 0, row, 0)
+    return table[row], (where - row).to(table.dtype).unsqueeze(-1), rate.to(table.dtype).unsqueeze(-1)
 
 
-def functions(distance: Tensor, table: Tensor, lower: float, step: float) -> Tensor:
-    """Functions of the distance, shape (P, G), from coefficients, shape (K+2, 4, G), of K intervals from `lower` on.
+def functions(distance: Tensor, table: Tensor, cutoff: float) -> Tensor:
+    """Functions of the distance, shape (P, G), from coefficients, shape (K+2, 4, G), of K intervals.
 
-    The first row is for what is closer, the last one for what is farther away.
+    The first row is for a distance that is NaN or zero, the last one for what is beyond the cutoff.
     """
-    c, t = _interval(distance, table, lower, step)
+    c, t, _ = _interval(distance, table, cutoff)
     return c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
 
 
-def slopes(distance: Tensor, table: Tensor, lower: float, step: float) -> Tensor:
+def slopes(distance: Tensor, table: Tensor, cutoff: float) -> Tensor:
     """Their derivatives by the distance."""
-    c, t = _interval(distance, table, lower, step)
-    return (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) / step
+    c, t, rate = _interval(distance, table, cutoff)
+    return (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])) * rate
 
 
 def angular(unit: Tensor) -> Tensor:
@@ -93,10 +95,10 @@ def angular(unit: Tensor) -> Tensor:
 
 def embed(
     distance: Tensor, unit: Tensor, pairs: Tensor, by_atom: Tensor, receiver: Tensor, sender: Tensor, own: Tensor,
-    table: Tensor, lower: float, step: float,
+    table: Tensor, cutoff: float,
 ) -> Tensor:  # fmt: skip
     """Σ_j (receiver_i + sender_j) f(d_ij) ⊙ angular(u_ij), (9, A, F), over pairs i<j in both directions; `own` adds to I."""
-    f = by_component(functions(distance, table, lower, step).unflatten(1, (3, -1)))
+    f = by_component(functions(distance, table, cutoff).unflatten(1, (3, -1)))
     i, j = pairs
     x = torch.cat((own.unsqueeze(0), own.new_zeros(8, *own.shape)))
     x = x.index_add(1, i, f * angular(unit).unsqueeze(-1) * (receiver[i] + sender[j]))
@@ -104,14 +106,14 @@ def embed(
 
 
 def interact(
-    distance: Tensor, pairs: Tensor, by_atom: Tensor, own: Tensor, table: Tensor, lower: float, step: float, y: Tensor,
+    distance: Tensor, pairs: Tensor, by_atom: Tensor, own: Tensor, table: Tensor, cutoff: float, y: Tensor,
     factor: Tensor, both: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The product of Y with its message, and the message: M_i = own ⊙ Y_i + Σ_j f(d_ij) ⊙ Y_j over pairs i<j in both directions.
 
     Both (9, A, F); `own` has shape (9, F).
     """
-    f = by_component(functions(distance, table, lower, step).unflatten(1, (3, -1)))
+    f = by_component(functions(distance, table, cutoff).unflatten(1, (3, -1)))
     i, j = pairs
     m = (own.unsqueeze(1) * y).index_add(1, i, f * y[:, j]).index_add(1, j, f * y[:, i])
     return product(y, m, factor, both), m
@@ -125,7 +127,7 @@ def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
 
 
 def charge_message(
-    distance: Tensor, pairs: Tensor, table: Tensor, lower: float, step: float, own: Tensor, terms: Tensor,
+    distance: Tensor, pairs: Tensor, table: Tensor, cutoff: float, own: Tensor, terms: Tensor,
     panels1: Tensor, bias1: Tensor, panels2: Tensor, bias2: Tensor, y: Tensor,
 ) -> Tensor:  # fmt: skip
     """M_i = Σ_j c(d_ij) σ(L₂σ(L₁σ(f(d_ij) + receiver_i + sender_j))) ⊙ Y_j over pairs i<j in both directions, and i itself; (9, A, F).
@@ -137,7 +139,7 @@ def charge_message(
     atoms, (receiver, sender) = len(terms), terms.chunk(2, dim=1)
     itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
     i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
-    f = functions(distance, table, lower, step)
+    f = functions(distance, table, cutoff)
     *share, c = torch.cat((own.expand(atoms, -1), f, f)).tensor_split((receiver.shape[1],), dim=1)
     h = torch.nn.functional.silu(share[0] + receiver[i] + sender[j])
     for panels, bias in ((panels1, bias1), (panels2, bias2)):

@@ -35,31 +35,31 @@ class _Embed(torch.autograd.Function):
     """Also gives the distances back, so that what later uses of them bring is added in one kernel."""
 
     @staticmethod
-    def forward(ctx, distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step):
+    def forward(ctx, distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff):
         ctx.save_for_backward(distance, unit, pairs, receiver, sender, table)
-        ctx.range = lower, step
-        x = _OPS.embed(distance, unit, pairs, by_atom, receiver, sender, own, table, lower, step)
+        ctx.cutoff = cutoff
+        x = _OPS.embed(distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff)
         return x, distance.view_as(distance)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return *_OPS.embed_backward(*gradients, *ctx.saved_tensors, *ctx.range), *(None,) * 8
+        return *_OPS.embed_backward(*gradients, *ctx.saved_tensors, ctx.cutoff), *(None,) * 7
 
 
 class _Interact(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, distance, pairs, by_atom, own, table, lower, step, y, factor, both) -> Tensor:
-        out, m = _OPS.interact(distance, pairs, by_atom, own, table, lower, step, y, factor, both)
+    def forward(ctx, distance, pairs, by_atom, own, table, cutoff, y, factor, both) -> Tensor:
+        out, m = _OPS.interact(distance, pairs, by_atom, own, table, cutoff, y, factor, both)
         ctx.save_for_backward(distance, pairs, by_atom, own, table, y, m, factor)
-        ctx.rest = lower, step, both
+        ctx.rest = cutoff, both
         return out
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         *saved, y, m, factor = ctx.saved_tensors
-        lower, step, both = ctx.rest
-        g_distance, g_y = _OPS.interact_backward(*gradients, *saved, lower, step, y, m, factor, both)
-        return g_distance, *(None,) * 6, g_y, None, None
+        cutoff, both = ctx.rest
+        g_distance, g_y = _OPS.interact_backward(*gradients, *saved, cutoff, y, m, factor, both)
+        return g_distance, *(None,) * 5, g_y, None, None
 
 
 class _BlockMessage(torch.autograd.Function):
@@ -77,19 +77,19 @@ class _ChargeMessage(torch.autograd.Function):
     """With the packed transposes of the weights, for the backward pass, as last arguments."""
 
     @staticmethod
-    def forward(ctx, distance, pairs, table, lower, step, own, terms, *rest) -> Tensor:
+    def forward(ctx, distance, pairs, table, cutoff, own, terms, *rest) -> Tensor:
         *perceptron, y, back2, back1 = rest
-        m, *hidden = _OPS.charge_message(distance, pairs, table, lower, step, own, terms, *perceptron, y)
+        m, *hidden = _OPS.charge_message(distance, pairs, table, cutoff, own, terms, *perceptron, y)
         ctx.save_for_backward(distance, pairs, table, own, y, *hidden, back2, back1)
-        ctx.range = lower, step
+        ctx.cutoff = cutoff
         return m
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         distance, pairs, table, *saved = ctx.saved_tensors
-        found = _OPS.charge_message_backward(*gradients, distance, pairs, table, *ctx.range, *saved)
+        found = _OPS.charge_message_backward(*gradients, distance, pairs, table, ctx.cutoff, *saved)
         g_distance, g_terms, g_y = found
-        return g_distance, *(None,) * 5, g_terms, *(None,) * 4, g_y, None, None
+        return g_distance, *(None,) * 4, g_terms, *(None,) * 4, g_y, None, None
 
 
 class _NormFeatures(torch.autograd.Function):
@@ -273,7 +273,7 @@ class FusedSums(Module):
     def __init__(self, radial: RadialTable, receiver: Tensor, sender: Tensor, self_functions: Tensor):
         super().__init__()
         channels = receiver.shape[1]
-        self.lower, self.step = radial.lower, radial.step
+        self.cutoff = radial.cutoff
         own = self_functions.view(-1, 3, channels)
         part = torch.arange(3).repeat_interleave(torch.tensor(tensors.PART_SIZES))
         self.register_buffer("receiver", receiver)
@@ -291,7 +291,7 @@ class FusedSums(Module):
         with torch.no_grad():
             by_atom = _OPS.by_atom(pairs, self.receiver.shape[0])
         x, distance = _Embed.apply(
-            distance, unit, pairs, by_atom, self.receiver, self.sender, self.own_embedding, table, self.lower, self.step
+            distance, unit, pairs, by_atom, self.receiver, self.sender, self.own_embedding, table, self.cutoff
         )
         return x, tuple((k, distance, pairs, by_atom) for k in range(1, self.layers + 1))
 
@@ -299,7 +299,7 @@ class FusedSums(Module):
         """Product of Y with its message Σ_j f_ij ⊙ Y_j, self pair included; (9, A, F)."""
         k, distance, pairs, by_atom = weight
         own, table = getattr(self, f"own_{k}"), getattr(self, f"table_{k}")
-        return _Interact.apply(distance, pairs, by_atom, own, table, self.lower, self.step, y, factor, both)
+        return _Interact.apply(distance, pairs, by_atom, own, table, self.cutoff, y, factor, both)
 
 
 class FusedChargeSums(Module):
@@ -333,7 +333,7 @@ class FusedChargeSums(Module):
         dtype, channels = embedding.receiver.dtype, embedding.receiver.shape[1]
         k = 0
         for functions, own in zip(radial[1:], self_functions[1:], strict=True):
-            self.lower, self.step = functions.lower, functions.step
+            self.cutoff = functions.cutoff
             (table,) = functions.tables(1)
             for first in range(
                 0, table.shape[2] - 1, channels
@@ -362,4 +362,4 @@ class FusedChargeSums(Module):
             getattr(self, f"{name}_{k}") for name in ("table", "own", "panels1", "bias1", "panels2", "bias2")
         )
         back = getattr(self, f"back2_{k}"), getattr(self, f"back1_{k}")
-        return _ChargeMessage.apply(distance, pairs, table, self.lower, self.step, own, terms, *perceptron, y, *back)
+        return _ChargeMessage.apply(distance, pairs, table, self.cutoff, own, terms, *perceptron, y, *back)

@@ -115,7 +115,7 @@ _operator(
 )
 _PAIRS = "Tensor distance, Tensor unit, Tensor pairs, Tensor by_atom"
 _SPECIES = "Tensor receiver, Tensor sender"
-_TABLE = "Tensor table, float lower, float step"
+_TABLE = "Tensor table, float cutoff"
 _operator(
     "geometry(Tensor positions, Tensor box, Tensor pairs, Tensor by_atom, float far, bool single) -> (Tensor, Tensor)",
     _pair_geometry,
@@ -133,10 +133,10 @@ _operator(
     _like(2, 3),
 )
 _MESSAGE = f"Tensor distance, Tensor pairs, Tensor by_atom, Tensor own, {_TABLE}, Tensor y"
-_operator(f"interact({_MESSAGE}, Tensor factor, bool both) -> (Tensor, Tensor)", _like(7, 7))
+_operator(f"interact({_MESSAGE}, Tensor factor, bool both) -> (Tensor, Tensor)", _like(6, 6))
 _operator(
     f"interact_backward(Tensor g_out, {_MESSAGE}, Tensor m, Tensor factor, bool both) -> (Tensor, Tensor)",
-    _like(1, 8),
+    _like(1, 7),
     launches=2,
 )
 _operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
@@ -149,10 +149,10 @@ _operator(
     f"charge_message(Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor terms, {_PERCEPTRON}, Tensor y) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda *args: (
-        torch.empty_like(args[11], memory_format=torch.contiguous_format),
+        torch.empty_like(args[10], memory_format=torch.contiguous_format),
         *(
-            args[6].new_empty(len(args[6]) + 2 * len(args[0]), n)
-            for n in (len(args[5]) - 1, len(args[8]), len(args[10]))
+            args[5].new_empty(len(args[5]) + 2 * len(args[0]), n)
+            for n in (len(args[4]) - 1, len(args[7]), len(args[9]))
         ),
     ),
     launches=30,
@@ -162,8 +162,8 @@ _operator(
     "Tensor h2, Tensor panels2, Tensor panels1) -> (Tensor, Tensor, Tensor)",
     lambda *args: (
         torch.empty_like(args[1]),
-        args[7].new_empty(args[7].shape[1], 2 * args[7].shape[2]),
-        torch.empty_like(args[7], memory_format=torch.contiguous_format),
+        args[6].new_empty(args[6].shape[1], 2 * args[6].shape[2]),
+        torch.empty_like(args[6], memory_format=torch.contiguous_format),
     ),
     launches=60,
 )
