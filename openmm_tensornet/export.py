@@ -82,27 +82,40 @@ class _PeriodicCharges(_OfAtoms):
 class _Cluster(_OfAtoms):
     """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
 
-    The CPU platforms hand over positions that require gradients. `no_grad` keeps autograd from recording anything; a
-    `detach` would not do, since freezing removes it. Nothing may raise inside the block: TorchScript crashes.
+    The results lie in the same memory at every call. On CUDA TorchForce captures one graph that gives the energy alone and one that
+    gives both, but reads the results of the last capture whichever it replays.
+
+    The CPU platforms hand over positions that require gradients; their `data` do not, and nothing is recorded. A `detach` would
+    not do, since freezing removes it, nor a `no_grad` block, in which an exception (of a signal, say) ends the process.
     """
 
     def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
         super().__init__(program, atoms, count)
         self.metadata = ""
         self.charges = charges  # not run by forward, so that freezing drops it
+        self.register_buffer("energy", torch.zeros((), dtype=torch.float64))
+        # One for each dtype of positions, since on a GPU nothing may convert it later.
+        self.register_buffer("forces_single", torch.zeros(0, 3))
+        self.register_buffer("forces_double", torch.zeros(0, 3, dtype=torch.float64))
 
     def forward(self, positions: Tensor):
         energies, forces = self.evaluate(positions)
-        return energies.sum(), forces
+        return self.fixed(energies, forces)
+
+    def fixed(self, energies: Tensor, forces: Tensor):
+        """Energy, shape (), and forces, (S, 3), where they are at every call."""
+        own = self.forces_double if forces.dtype == torch.float64 else self.forces_single
+        if own.size(0) != forces.size(0):  # at the first call; from then on they stay in one place
+            own.set_(torch.zeros_like(forces))
+        return self.energy.copy_(energies.sum()), own.copy_(forces)
 
     @torch.jit.export
     def evaluate(self, positions: Tensor):
         """Energies of the molecules, shape (M,), and forces (S, 3)."""
         self.check(positions)
-        with torch.no_grad():
-            energies, forces = self.program(self.gather(positions))
-            forces = self.scatter(positions, forces)
-        return energies, forces
+        positions = positions.data
+        energies, forces = self.program(self.gather(positions))
+        return energies, self.scatter(positions, forces)
 
     def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
         """Forces of all particles of the System."""
@@ -117,15 +130,14 @@ class _Periodic(_Cluster):
 
     def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
         energies, forces = self.evaluate(positions, boxvectors)
-        return energies.sum(), forces
+        return self.fixed(energies, forces)
 
     @torch.jit.export
     def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
         self.check(positions)
-        with torch.no_grad():
-            energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-            forces = self.scatter(positions, forces)
-        return energies, forces
+        positions = positions.data
+        energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
+        return energies, self.scatter(positions, forces)
 
 
 class _Scaled(Module):
@@ -141,9 +153,7 @@ class _Scaled(Module):
 
     def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
         """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
-        with torch.no_grad():
-            forces = forces * scale.to(forces.dtype)
-        return energy * scale.to(energy.dtype), forces
+        return energy * scale.to(energy.dtype), forces * scale.data.to(forces.dtype)
 
 
 class _ScaledPeriodic(_Scaled):
@@ -224,6 +234,27 @@ def replica_blocks(atoms: Atoms) -> Tensor | None:
     return None if count == len(sizes) else members.view(len(sizes) // count, -1)
 
 
+def inlined(module: nn.Module) -> torch.jit.ScriptModule:
+    """Script a module and write what it calls into its own methods; tensors stay attributes, which move to another device.
+
+    TorchForce freezes the module for each Context. Where that has something to inline, an exception in an operator (of a signal, say)
+    ends the process: the interpreter looks up names of functions that freezing has removed.
+    """
+    scripted = torch.jit.script(module.eval())
+    kept = [name for name in ("evaluate", "metadata", "charges", "plain") if hasattr(scripted, name)]
+    return torch.jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
+
+
+def keep_attributes(x: Tensor, tensors: list[Tensor]) -> None:
+    """No-op that keeps freezing from making constants of tensors: they seem to be written.
+
+    Constants stay in memory as long as the force exists, for every Context that was ever made of it.
+    """
+    if x.dim() == 0:
+        for tensor in tensors:
+            tensor.zero_()
+
+
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
     """A copy of a flat graph that `torch.jit.script` takes.
 
@@ -233,6 +264,10 @@ def scriptable(program: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     output = graph.graph_copy(program.graph, {})
     graph.output(output)
+    first = next(node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        own = [graph.get_attr(name) for name, _ in program.named_buffers()]
+        graph.call_function(keep_attributes, (first, own))
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -276,7 +311,7 @@ class Exported:
     def scaled(self) -> Exported:
         """A module that takes one more argument, by which it multiplies energy and forces."""
         wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
-        return Exported(torch.jit.script(wrapper(self.module, json.dumps(self.metadata)).eval()), self.metadata)
+        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata)
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
@@ -374,11 +409,11 @@ def compile_potential(
     program = _program(potential)
     blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is not None:
-        together = torch.jit.script(_Cluster(program, None, index, count).eval())
+        together = inlined(_Cluster(program, None, index, count))
         _compare(together, cases, expected, particles, precision)
         options = {"precision": precision, "tabulate": tabulate, "kernels": kernels}
         program = _Replicas(program, _block_program(model, atoms, blocks[0], cases, expected, options), blocks)
-    module = torch.jit.script(wrapper(program, charges, index, count).eval())
+    module = inlined(wrapper(program, charges, index, count))
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))

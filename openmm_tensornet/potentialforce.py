@@ -16,11 +16,14 @@ from .atoms import Atoms
 from .checks import flag, integer
 from .export import Exported
 from .geometry import ClosePair, check_positions, nearest_neighbors
+from .interrupts import translate_exceptions
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+translate_exceptions()
 
 
 class PotentialForce:

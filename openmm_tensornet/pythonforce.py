@@ -16,6 +16,7 @@ from openmm import unit
 from torch import Tensor
 
 from .export import Exported, parse_metadata
+from .interrupts import deliver
 from .model import TensorNet
 from .potentialforce import PotentialForce
 
@@ -104,7 +105,14 @@ class Computation:
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
         self._archive = state["module"]  # so that copies have the same XML
 
+    @deliver
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
+        try:
+            return self._evaluate(state)
+        except BaseException as error:  # of which OpenMM keeps the text alone
+            raise type(error)(f"{type(error).__name__}: {error}") from error
+
+    def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
         metadata = self.exported.metadata
         values = [state.getPositions(asNumpy=True)]
         if metadata["periodic"]:
@@ -118,7 +126,7 @@ class Computation:
                     module = Replay(module, inputs, self.warmup_steps)
                 self._program = module
             energy, forces = self._program(*inputs)
-            result = float(energy), forces.cpu().numpy()
+            result = float(energy), forces.cpu().numpy().copy()  # the next call writes there
         scale = metadata["scale_parameter"]
         if scale is None:
             return result

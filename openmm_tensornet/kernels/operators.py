@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..graphsafety import declare_launches
+from ..interrupts import deliver
 
 NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -89,7 +90,7 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches
 
     _LIBRARY.define(schema)
     for device in RUNNERS:
-        _LIBRARY.impl(name, partial(run, device), device)
+        _LIBRARY.impl(name, deliver(partial(run, device)), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     declare_launches(f"{NAMESPACE}::{name}", launches)
 
@@ -254,4 +255,4 @@ def run_kernels(
 _LIBRARY.define(
     "run(Tensor[] inputs, Tensor real, Tensor integer, Tensor code, Tensor numbers, int arena, int[] layout) -> Tensor[]"
 )
-_LIBRARY.impl("run", run_kernels, "CPU")
+_LIBRARY.impl("run", deliver(run_kernels), "CPU")
