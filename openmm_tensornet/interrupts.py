@@ -41,13 +41,13 @@ def translate_exceptions() -> None:
             _raised.clear()
             if type(error).__name__ in text:
                 raise error
-        # A handler that ran before the first line of a callback. All that is left is the text that pybind11 made, if it made one.
-        found = re.search(r"(\w+)(?:: ([^\n]*))?\n\nAt:\n", text)
+        # A handler that ran before the first line of a callback. All that is left is the text that TorchScript made, if it made one.
+        found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
         kind = "KeyboardInterrupt" if text == "" else found and found[1]
         for known in _kinds(BaseException):
             if known.__name__ == kind:
                 error = known.__new__(known)
-                error.args = (found[2],) if found and found[2] else ()
+                error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
                 raise error
         Exception.__init__(self, *texts)
 
