@@ -62,7 +62,7 @@ def prepare(
     if unit.is_quantity(total_charge):
         total_charge = _in_elementary_charges(total_charge)
     if periodic is not None:
-        flag("periodic", periodic)
+        periodic = flag("periodic", periodic)
     numbers, labels, particles = _select(topology, atomic_numbers, atoms)
     topology_box = None if topology is None else topology.getPeriodicBoxVectors()
     if periodic is None:

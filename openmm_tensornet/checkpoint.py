@@ -117,7 +117,7 @@ def load_model(
     """
     units = ModelUnits.from_openmm(length_unit, energy_unit)
     if remove_ref_energy is not None:
-        flag("remove_ref_energy", remove_ref_energy)
+        remove_ref_energy = flag("remove_ref_energy", remove_ref_energy)
     content, digest = _read(path)
     options, state = content["hyper_parameters"], content["state_dict"]
     try:

@@ -499,8 +499,7 @@ def export_torchscript(
         raise TypeError(f"model: expected a TensorNet, received {type(model).__name__}; read it with load_model")
     atoms = Atoms.make(atomic_numbers, molecules, total_charge)
     check_supported(model, atoms)
-    flag("periodic", periodic)
-    flag("tabulate", tabulate)
+    periodic, tabulate = flag("periodic", periodic), flag("tabulate", tabulate)
     if particles is not None:
         particles = check_particles(particles)
         if len(particles) != len(atoms.numbers):

@@ -99,7 +99,7 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     cuda_graphs : bool
         Whether TorchForce captures a CUDA graph; platforms without CUDA ignore it.
     warmup_steps : int
-        Evaluations before the capture, at least 10 (fewer let a fuser compile during the capture).
+        Evaluations before the capture, 10 to 10,000 (fewer let a fuser compile during the capture).
     scale_parameter : str, optional
         Name of a Context parameter, 1 by default, that multiplies energy and forces. The energy's derivative by it is there
         for the asking (`context.getState(parameterDerivatives=True)`), and costs a little in every evaluation.

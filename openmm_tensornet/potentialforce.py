@@ -22,6 +22,8 @@ from .neighbors import check_box, find_pairs
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MAXIMUM_WARMUP = 10_000  # evaluations before the capture of a CUDA graph: minutes
+
 
 class PotentialForce:
     """Base of :class:`~openmm_tensornet.force.TensorNetForce`, which explains the arguments.
@@ -59,8 +61,8 @@ class PotentialForce:
         scale_parameter: str | None = None,
         name: str | None = None,
     ):
-        flag("cuda_graphs", cuda_graphs)
-        warmup_steps = integer("warmup_steps", warmup_steps, 10)
+        cuda_graphs = flag("cuda_graphs", cuda_graphs)
+        warmup_steps = integer("warmup_steps", warmup_steps, 10, MAXIMUM_WARMUP)
         if scale_parameter is not None and not (isinstance(scale_parameter, str) and scale_parameter.isidentifier()):
             raise ValueError(
                 f"scale_parameter: expected a name of letters, digits and underscores, received {scale_parameter!r}"

@@ -179,7 +179,7 @@ def simulate(
     equilibration_ps = number_in("equilibration_time", equilibration_time, unit.picosecond)
     if equilibration_ps < 0:
         raise ValueError(f"equilibration_time: expected 0 ps or more, received {equilibration_ps:g}")
-    report_interval = integer("report_interval", report_interval, 1)
+    report_interval = integer("report_interval", report_interval, 1, 2**31 - 1)
     if seed is not None:
         seed = integer("seed", seed, 1, 2**31 - 1)
     for name, value in (

@@ -133,7 +133,7 @@ def create_system(
 
     if not isinstance(topology, Topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
-    flag("remove_cm_motion", remove_cm_motion)
+    remove_cm_motion = flag("remove_cm_motion", remove_cm_motion)
     masses = _masses(topology, hydrogen_mass)
     force = force_class(backend)(model, topology, box_vectors=box_vectors, **options)
     system = System()
