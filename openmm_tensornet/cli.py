@@ -39,6 +39,7 @@ UNITS = {
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
 THREADS_HELP = "CPU threads (default: 1 for up to 100 atoms, else all)"
+KERNELS_HELP = "of the network (default: auto: fused where numba is installed and there is no GPU)"
 MODEL_HELP = "TorchMD-Net checkpoint, exported file, or a name that `openmm-tensornet models` lists"
 BAD_INPUT = (
     ValueError,
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--charges", action="store_true", help="write the partial charges of a model that has them to charges.csv"
     )
     simulate.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: the fastest)")
+    simulate.add_argument("--kernels", choices=("auto", "portable", "fused"), default="auto", help=KERNELS_HELP)
     simulate.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     simulate.add_argument("--seed", type=_at_least_one, metavar="N", help="of the random numbers (default: drawn)")
     simulate.add_argument(
@@ -198,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_quantity(benchmark, "--timestep", "fs", 0.5, "time step")
     benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all)")
+    benchmark.add_argument("--kernels", choices=("auto", "portable", "fused"), default="auto", help=KERNELS_HELP)
     benchmark.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     benchmark.add_argument(
         "--seconds", type=_at_least_one, default=10, metavar="N", help="for each platform (default: 10)"
@@ -297,7 +300,9 @@ def _simulate(options: argparse.Namespace) -> None:
     _set_threads(options.threads, topology.getNumAtoms())
     if options.output is None:
         options.output = f"{Path(options.structure).stem}-md"
-    system = create_system(topology, options.model, hydrogen_mass=options.hydrogen_mass, **potential)
+    system = create_system(
+        topology, options.model, hydrogen_mass=options.hydrogen_mass, kernels=options.kernels, **potential
+    )
     simulate(
         topology,
         system,
@@ -413,7 +418,7 @@ def _benchmark(options: argparse.Namespace) -> None:
 
     structure, potential = _structure_and_options(options)
     _set_threads(options.threads, structure.topology.getNumAtoms())
-    system = create_system(structure.topology, options.model, **potential)
+    system = create_system(structure.topology, options.model, kernels=options.kernels, **potential)
     (force,) = tensornet_forces(system)
     timestep = positive_in("--timestep", options.timestep, unit.femtosecond)
     names = [Platform.getPlatform(k).getName() for k in range(Platform.getNumPlatforms())]
@@ -536,7 +541,3 @@ def _lines(values: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}: {', '.join(map(str, value)) or 'none'}"
         else:
             yield f"{indent}{name}: {'unknown' if value is None else value}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

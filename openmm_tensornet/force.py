@@ -17,9 +17,15 @@ from .potentialforce import PotentialForce
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
 
 
+def _is_not_about_simtk(record: logging.LogRecord) -> bool:
+    """Leaves out the warning about OpenMM's former name, under which openmmtorch imports it."""
+    return "simtk" not in record.getMessage()
+
+
 def _import_openmmtorch():
+    root = logging.getLogger()
+    root.addFilter(_is_not_about_simtk)
     try:
-        logging.disable(logging.WARNING)  # it imports OpenMM under its former name, which logs a warning
         import openmmtorch
     except ImportError as error:
         raise ImportError(
@@ -28,7 +34,7 @@ def _import_openmmtorch():
             "TensorNetPythonForce needs none of it, only OpenMM 8.5 or newer"
         ) from error
     finally:
-        logging.disable(logging.NOTSET)
+        root.removeFilter(_is_not_about_simtk)
     for name in importlib.metadata.packages_distributions().get("openmmtorch", ()):
         check_versions(name, importlib.metadata.version(name), torch.__version__, openmm.__version__)
     return openmmtorch

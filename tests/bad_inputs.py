@@ -34,6 +34,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipepti
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm
 NUMBERS = [8, 1, 1]
 BOX = np.eye(3) * 1.2
+GRID = np.indices((51, 1, 1)).reshape(3, -1).T * 0.11  # nm
 
 
 class Given:
@@ -583,6 +584,9 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Options", "a number for a flag", of_model(cuda_graphs=0), TypeError, "cuda_graphs: expected True or False, received 0"),
     ("Options", "a fraction for a count", of_model(max_pairs=2.5), ValueError,
      "max_pairs: expected an integer of at least 1, received 2.5"),
+    ("Options", "room for fewer pairs than there are", lambda g: dict(model=g.model, atomic_numbers=NUMBERS * 17, positions=GRID, max_pairs=100),
+     ValueError, "max_pairs: expected at least …, as many as there are pairs closer than the cutoff of 0.45 nm where the potential is "
+     "checked, received 100; pass more, or leave it out; for a system more dilute than a liquid pass positions too"),
     ("Options", "too few warm-up steps", of_model(warmup_steps=3), ValueError,
      "warmup_steps: expected an integer from 10 to 10000, received 3"),
     ("Options", "more warm-up steps than a run has time for", of_model(warmup_steps=10**30), ValueError,

@@ -78,6 +78,11 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"openmm-tensornet {__version__}\n"
 
 
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "openmm_tensornet", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"openmm-tensornet {__version__}\n")
+
+
 def test_help_names_the_defaults(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["simulate", "--help"])
@@ -429,6 +434,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "temperature": 300,
         "equilibration_time": 1,
         "report_interval": 200,
+        "kernels": "auto",
         "platform": None,
         "seed": None,
         "stop_at_broken_bond": False,
@@ -439,6 +445,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     arguments += "--time 1ns --timestep 1 --temperature 310K --equilibration-time 500fs".split()
     arguments += "--hydrogen-mass 3 --charge -2 --platform CUDA --precision double --seed 7".split()
     arguments += "--report-interval 50 --output o --resume --quiet --charges --coulomb-cutoff 1.1nm --stop-at-broken-bond".split()
+    arguments += "--kernels portable".split()
     assert cli.main(arguments) == 0
     del seen["positions"]
     assert seen == {
@@ -453,6 +460,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "temperature": 310 * unit.kelvin,
         "equilibration_time": 500 * unit.femtosecond,
         "report_interval": 50,
+        "kernels": "portable",
         "platform": "CUDA",
         "seed": 7,
         "stop_at_broken_bond": True,
