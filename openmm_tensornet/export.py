@@ -49,6 +49,7 @@ class _OfAtoms(Module):
         super().__init__()
         self.program, self.count = program, count
         self.subset = atoms is not None
+        self.largest = int(atoms.max()) if atoms is not None else count - 1
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def check(self, positions: Tensor):
@@ -56,6 +57,11 @@ class _OfAtoms(Module):
         if not self.subset and positions.size(0) != self.count:
             raise RuntimeError(
                 "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
+            )
+        if positions.size(0) <= self.largest:  # a gather would read other memory
+            raise RuntimeError(
+                f"atoms: expected indices below the number of the System's particles, {positions.size(0)}, received {self.largest}; "
+                "make the force with the indices of this System"
             )
 
     def gather(self, positions: Tensor) -> Tensor:

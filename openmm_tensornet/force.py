@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import openmm
@@ -63,6 +65,35 @@ def check_versions(distribution: str, version: str, torch_version: str, openmm_v
 
 
 openmmtorch = _import_openmmtorch()
+
+
+def _name_archive(attribute: re.Match) -> str:
+    """The XML attribute with a module's archive (hexadecimal), whose top folder gets a constant name of the same length."""
+    text = attribute[0]
+    content = text.partition('"')[2]
+    if not content.startswith(b"PK\3\4".hex()):
+        return text
+    length = int.from_bytes(bytes.fromhex(content[52:56]), "little")  # of the name of the archive's first member
+    folder = bytes.fromhex(content[60 : 60 + 2 * length]).partition(b"/")[0]
+    return text.replace((folder + b"/").hex(), (b"module".ljust(len(folder), b"_")[: len(folder)] + b"/").hex())
+
+
+def _with_constant_names(serialize: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Make a function of OpenMM's XmlSerializer write the same XML whenever it is given the same TorchForce.
+
+    openmmtorch writes the module to a temporary file, whose random name becomes that of the archive's top folder. openmmtools
+    compares Systems by their XML: without this, no two states of a System with a TorchForce are compatible.
+    """
+
+    @functools.wraps(serialize)
+    def serialize_with_constant_names(thing: Any) -> str:
+        return re.sub(r'encodedFileContents="[^"]*', _name_archive, serialize(thing))
+
+    return serialize_with_constant_names
+
+
+for _name in ("serializeSystem", "_serializeForce"):  # which XmlSerializer.serialize and pickling call
+    setattr(openmm.XmlSerializer, _name, staticmethod(_with_constant_names(getattr(openmm.XmlSerializer, _name))))
 
 
 class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[name-defined]
