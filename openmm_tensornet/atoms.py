@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +128,12 @@ def _charges(values: Any) -> list[float]:
             raise ValueError(f"total_charge: expected whole numbers of elementary charges, received {value!r}")
         charges.append(charge)
     return charges
+
+
+def formal_charge(atoms: Iterable[Any]) -> int | None:
+    """Sum of the formal charges of a topology's atoms; None where no atom has one."""
+    stated = [atom.formalCharge for atom in atoms if atom.formalCharge is not None]
+    return sum(stated) if stated else None
 
 
 def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:

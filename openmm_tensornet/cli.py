@@ -116,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     potential.add_argument(
         "--precision", choices=("single", "double"), default="single", help="of the network (default: single)"
     )
+    potential.add_argument(
+        "--any-molecule", action="store_true", help="accept a molecule that the model says it was not trained for"
+    )
+    potential.add_argument("--vacuum", action="store_true", help="leave out the box of the file")
     potential.add_argument("--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen")
     parser = _Parser(prog="openmm-tensornet", allow_abbrev=False, description="TensorNet neural potentials in OpenMM.")
     parser.add_argument("--version", action="version", version=f"openmm-tensornet {__version__}")
@@ -283,11 +287,14 @@ def _structure_and_options(options: argparse.Namespace) -> tuple[Structure, dict
     from openmm_tensornet.structures import read_structure, total_charge
 
     structure = read_structure(options.structure, allow_no_hydrogens=options.allow_no_hydrogens)
+    if options.vacuum:
+        structure.topology.setPeriodicBoxVectors(None)
     return structure, {
         "positions": structure.positions,
         "total_charge": total_charge(structure, options.charge),
         "coulomb_cutoff": options.coulomb_cutoff,
         "precision": options.precision,
+        "any_molecule": options.any_molecule,
     }
 
 
@@ -343,8 +350,15 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
     """The same arguments without OpenMM: atomic numbers, and numbers in nm."""
     from openmm import unit
 
+    from openmm_tensornet.atoms import formal_charge
     from openmm_tensornet.system import atomic_numbers
 
+    stated = formal_charge(structure.topology.atoms())
+    if stated not in (None, potential["total_charge"]):
+        warnings.warn(
+            f"--charge {potential['total_charge']} contradicts the formal charges of the file, which sum to {stated}",
+            stacklevel=2,
+        )
     box, cutoff = structure.topology.getPeriodicBoxVectors(), potential["coulomb_cutoff"]
     return {
         "atomic_numbers": atomic_numbers(structure.topology),
@@ -353,6 +367,7 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
         "total_charge": potential["total_charge"],
         "coulomb_cutoff": None if cutoff is None else cutoff.value_in_unit(unit.nanometer),
         "precision": potential["precision"],
+        "any_molecule": potential["any_molecule"],
     }
 
 
@@ -383,13 +398,16 @@ def _check(options: argparse.Namespace) -> None:
 
     from openmm_tensornet.atoms import Atoms
     from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.export import check_supported
     from openmm_tensornet.validation import check_model
 
     plain = _plain(*_structure_and_options(options))
     box = plain["box_vectors"]
+    model, atoms = load_model(options.model), Atoms.make(plain["atomic_numbers"], None, plain["total_charge"])
+    check_supported(model, atoms, any_molecule=options.any_molecule)
     checks, metadata = check_model(
-        load_model(options.model),
-        Atoms.make(plain["atomic_numbers"], None, plain["total_charge"]),
+        model,
+        atoms,
         torch.tensor(plain["positions"], dtype=torch.float64),
         box=None if box is None else torch.tensor(box, dtype=torch.float64),
         precision=options.precision,
@@ -456,7 +474,7 @@ def _analyze(options: argparse.Namespace) -> None:
 
     constant_energy = None
     if options.model is not None:
-        topology, positions, _ = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
+        topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
         _set_threads(None, topology.getNumAtoms())
         system = create_system(topology, options.model, positions=positions, total_charge=options.charge)
         constant_energy = run_constant_energy(system, positions)

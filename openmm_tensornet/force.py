@@ -142,6 +142,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
         for the asking (`context.getState(parameterDerivatives=True)`), and costs a little in every evaluation.
     name : str, optional
         Of the force; its class's by default. Unlike one given by `setName`, it survives XML and copies.
+    any_molecule : bool
+        Take a model that was trained for one molecule, as the bundled one, for others too, whose energies and forces will be wrong.
 
     Attributes
     ----------

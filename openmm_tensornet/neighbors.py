@@ -75,7 +75,7 @@ def check_box(box: Tensor, cutoff: float, name: str = "box", unit: str = "") -> 
     if least < 2 * cutoff:
         raise ValueError(
             f"{name}: expected a width of at least twice the cutoff, {2 * cutoff:.6g}{unit}, received {least:.6g}{unit}; "
-            "use a larger box or a larger number of molecules in it"
+            "use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"
         )
 
 

@@ -60,6 +60,7 @@ class PotentialForce:
         warmup_steps: int = 10,
         scale_parameter: str | None = None,
         name: str | None = None,
+        any_molecule: bool = False,
     ):
         cuda_graphs = flag("cuda_graphs", cuda_graphs)
         warmup_steps = integer("warmup_steps", warmup_steps, 10, MAXIMUM_WARMUP)
@@ -83,6 +84,7 @@ class PotentialForce:
             max_pairs=max_pairs,
             kernels=kernels,
             precision=precision,
+            any_molecule=flag("any_molecule", any_molecule),
         ).describe(name=type(self).__name__ if name is None else name, scale_parameter=scale_parameter)
         self._build(exported, cuda_graphs, warmup_steps)
         self.setUsesPeriodicBoundaryConditions(exported.metadata["periodic"])

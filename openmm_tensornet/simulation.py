@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .checks import flag, integer, one_of
 from .files import replace_file
 from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import atom_name, tensornet_forces
+from .system import atom_name, has_energy, tensornet_forces
 from .units import lengths_in_nm, number_in, positive_in
 
 if TYPE_CHECKING:
@@ -593,13 +593,13 @@ def _degrees_of_freedom(system: openmm.System) -> int:
 def _choose_platform(
     system: openmm.System, name: str | None, properties: dict[str, str] | None
 ) -> tuple[openmm.Platform, dict[str, str]]:
-    from openmm import CMMotionRemover, Context, OpenMMException, Platform, VerletIntegrator
+    from openmm import Context, OpenMMException, Platform, VerletIntegrator
 
     if name is None:
         name = Context(system, VerletIntegrator(0.001)).getPlatform().getName()
         # The CPU platform's threads, which have nothing to do here, cost a small molecule half of its time.
-        others = sum(isinstance(force, CMMotionRemover) for force in system.getForces())
-        if name == "CPU" and len(list(tensornet_forces(system))) + others == system.getNumForces():
+        with_energy = sum(map(has_energy, system.getForces()))
+        if name == "CPU" and len(list(tensornet_forces(system))) == with_energy:
             name = "Reference"
     try:
         platform = Platform.getPlatformByName(name)
@@ -649,5 +649,5 @@ def _write_pdb(path: Path, simulation: Simulation) -> None:
     if periodic:
         topology.setPeriodicBoxVectors(state.getPeriodicBoxVectors())
     text = io.StringIO()
-    PDBFile.writeFile(topology, state.getPositions(), text)
+    PDBFile.writeFile(topology, state.getPositions(), text, keepIds=True)
     replace_file(path, text.getvalue().encode())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,10 @@ def create_system(
     UserWarning
         If atoms have no bonds, so that OpenMM cannot know their molecules.
     """
-    from openmm import CMMotionRemover, HarmonicBondForce, System
+    from openmm import CMMotionRemover, System
     from openmm.app import Topology
+
+    from .arguments import is_placeholder
 
     if not isinstance(topology, Topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
@@ -140,18 +142,34 @@ def create_system(
     for mass in masses:
         system.addParticle(mass)
     box = topology.getPeriodicBoxVectors() if box_vectors is None else box_vectors
-    if box is not None:
+    if box is not None and (box_vectors is not None or not is_placeholder(box)):
         system.setDefaultPeriodicBoxVectors(*box)
     _warn_about_missing_bonds(topology)
-    bonds = HarmonicBondForce()
-    for first, second in topology.bonds():
-        bonds.addBond(first.index, second.index, 0.1, 0.0)
-    bonds.setUsesPeriodicBoundaryConditions(force.usesPeriodicBoundaryConditions())
-    system.addForce(bonds)
+    system.addForce(molecule_bonds(topology.bonds(), force.usesPeriodicBoundaryConditions()))
     system.addForce(force)
     if remove_cm_motion:
         system.addForce(CMMotionRemover())
     return system
+
+
+def molecule_bonds(bonds: Iterable[Any], periodic: bool) -> openmm.HarmonicBondForce:
+    """Bonds of zero strength, from which OpenMM knows the molecules."""
+    from openmm import HarmonicBondForce
+
+    force = HarmonicBondForce()
+    for first, second in bonds:
+        force.addBond(first.index, second.index, 0.1, 0.0)
+    force.setUsesPeriodicBoundaryConditions(periodic)
+    return force
+
+
+def has_energy(force: openmm.Force) -> bool:
+    """False for a CMMotionRemover and for bonds of zero strength."""
+    from openmm import CMMotionRemover, HarmonicBondForce
+
+    if isinstance(force, HarmonicBondForce):
+        return any(force.getBondParameters(k)[3]._value != 0 for k in range(force.getNumBonds()))
+    return not isinstance(force, CMMotionRemover)
 
 
 def _masses(topology: Topology, hydrogen_mass: Any) -> list[float]:

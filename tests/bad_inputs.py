@@ -558,7 +558,7 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
      "positions: expected lengths (a Quantity, or numbers in nm), received int ('int' object is not iterable)"),
     # boxes
     ("Boxes", "a box below twice the cutoff", of_model(box_vectors=np.eye(3) * 0.8), ValueError,
-     "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.8 nm; use a larger box or a larger number of molecules in it"),
+     "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.8 nm; use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"),
     ("Boxes", "a box of no volume", of_model(box_vectors=np.zeros((3, 3))), ValueError,
      "box_vectors: expected box vectors in OpenMM's reduced form (a along x, b in the xy plane, off-diagonal elements at most half the diagonal "
      "one), received …; openmm.app.internal.unitcell.reducePeriodicBoxVectors brings them there"),
@@ -624,7 +624,7 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
      "box_vectors: expected None with periodic=False, received a box; pass periodic=True"),
     ("Writing files", "a box that is too small", "export_torchscript", of_water(box_vectors=BOX / 2, periodic=True), ValueError,
      "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.6 nm; use a larger box or a larger number of molecules "
-     "in it"),
+     "in it, or none for a molecule in vacuum (periodic=False, --vacuum)"),
     ("Writing files", "a word for a flag", "export_torchscript", of_water(tabulate="no"), TypeError,
      "tabulate: expected True or False, received 'no'"),
     ("Systems", "a structure in place of a topology", "create_system", lambda g: dict(topology=PDBFile(str(EXAMPLE)), model=g.model),

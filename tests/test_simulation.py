@@ -351,6 +351,29 @@ def test_topology_that_cannot_be(alanine):
 # ---------------------------------------------------------------------------------------------------- runs
 
 
+def test_names_of_residues_and_chains_are_kept(alanine, tmp_path):
+    for chain in alanine.topology.chains():
+        chain.id = "B"
+    for residue, number, code in zip(alanine.topology.residues(), ("41", "41", "9999"), ("", "A", ""), strict=True):
+        residue.id, residue.insertionCode = number, code
+    files = run(alanine, tmp_path / "run").files
+    for file in (files.start, files.final):
+        written = app.PDBFile(str(file)).topology
+        assert [chain.id for chain in written.chains()] == ["B"]
+        assert [(r.id, r.insertionCode.strip()) for r in written.residues()] == [("41", ""), ("41", "A"), ("9999", "")]
+
+
+@pytest.mark.parametrize("strength", [0, 1])
+def test_the_package_chooses_reference_in_place_of_cpu(alanine, model, strength):
+    """Its own bonds of zero strength are no work for the CPU platform; others are."""
+    system = create_system(alanine.topology, model)
+    fastest = openmm.Context(system, openmm.VerletIntegrator(0.001)).getPlatform().getName()
+    (bonds,) = [force for force in system.getForces() if isinstance(force, openmm.HarmonicBondForce)]
+    bonds.setBondParameters(3, *bonds.getBondParameters(3)[:3], strength)
+    chosen, _ = simulation._choose_platform(system, None, None)
+    assert chosen.getName() == ("Reference" if fastest == "CPU" and not strength else fastest)
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_files_of_a_run(alanine, tmp_path, platform):
     import mdtraj
