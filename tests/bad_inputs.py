@@ -694,10 +694,10 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
      "step …, frame …: …NaN…; the last good checkpoint is …checkpoint.zip"),
     ("Runs", "a temperature that runs away", "simulate", lambda g: g.run(energy="-1e5*x", time=1), SimulationError,
      "step …, frame …: the temperature is … K, expected at most … K with a thermostat of 300 K (time step too long, a bad start, or a "
-     "geometry that the model does not know); the last good checkpoint is …checkpoint.zip"),
+     "geometry that the model does not know); the time step is 0.5 fs; the last good checkpoint is …checkpoint.zip"),
     ("Runs", "a bond that breaks", "simulate", lambda g: g.run(energy="-10*x^2-10*y^2", time=3, stop_at_broken_bond=True), SimulationError,
      "step …, frame …: the bond between atom 0 (O0 of MOL 1) and atom … (H… of MOL 1) is broken: expected at most 1.6 times its first length, "
-     "0.096… nm, found … nm; the last good checkpoint is …checkpoint.zip"),
+     "0.096… nm, found … nm; the time step is 0.5 fs; the last good checkpoint is …checkpoint.zip"),
     # the program
     ("The program", "an odd number of electrons", "openmm-tensornet",
      lambda g: ["simulate", "--model", "m", g.structure(lambda lines: [line for line in lines if " HH31" not in line])], ValueError,
