@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from .model import TensorNetConfig as TensorNetConfig
     from .potential import StaticPotential as StaticPotential
     from .pythonforce import TensorNetPythonForce as TensorNetPythonForce
-    from .simulation import minimize_energy as minimize_energy
     from .simulation import simulate as simulate
     from .system import create_system as create_system
 

@@ -241,6 +241,7 @@ def _first_line(error: object) -> str:
     return text.splitlines()[0][:200]
 
 
+@torch.random.fork_rng(devices=[])  # modules are made with random weights first; the user's random numbers stay
 def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     architecture = options.get("model")
     if architecture not in ("tensornet", *_TENSORNET2):

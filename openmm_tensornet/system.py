@@ -5,6 +5,7 @@ Plain numbers are in the unit that the docstring names; a Quantity is converted 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
     from .potentialforce import PotentialForce
+
+with contextlib.suppress(
+    ImportError
+):  # a System in a file or from another process needs what registers its force and operators
+    from . import force as _force  # noqa: F401
 
 # Module and class of each back end's force, and the module without which a System can hold none.
 BACKENDS = {

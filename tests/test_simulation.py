@@ -353,7 +353,7 @@ def test_topology_that_cannot_be(alanine):
 
 def test_a_long_time_step_is_warned_about(alanine, tmp_path):
     """Unless hydrogens are heavier, or in constraints."""
-    system = spring_system(alanine.topology)
+    system = spring_system(alanine.topology, stiffness=1)
     options = dict(timestep=2, minimize=False, equilibration_time=0, time=0.01)
     with pytest.warns(UserWarning, match=r"^timestep: expected at most 1 fs where hydrogens .*, received 2 fs"):
         run(alanine, tmp_path / "a", system=system, **options)
@@ -362,7 +362,7 @@ def test_a_long_time_step_is_warned_about(alanine, tmp_path):
         if {atom.element.symbol, other.element.symbol} & {"H"}:
             system.addConstraint(atom.index, other.index, 0.1)
     assert not simulation._has_free_hydrogens(system)
-    heavy = spring_system(alanine.topology)
+    heavy = spring_system(alanine.topology, stiffness=1)
     for atom in alanine.topology.atoms():
         heavy.setParticleMass(atom.index, max(3, atom.element.mass._value))
     run(alanine, tmp_path / "d", system=heavy, **options)
