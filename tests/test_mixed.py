@@ -175,6 +175,12 @@ def test_a_bond_that_leaves_the_region(solution, mm_system, model):
         create_mixed_system(solution.topology, mm_system, PEPTIDE[:10], model)
 
 
+def test_openmm_ml_is_told_of_the_range(model):
+    from openmm_tensornet.mlpotential import TensorNetPotentialFactory
+
+    assert TensorNetPotentialFactory().createImpl("tensornet", modelPath=model).getMLLongRange() is False
+
+
 @pytest.mark.parametrize("interpolate", [False, True])
 def test_molecules_stay_whole(solution, mm_system, model, mixed, interpolate):
     """The bonds that openmm-ml removes are there at zero strength."""

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 
 ATOMS_BEYOND = """
 import sys
@@ -20,6 +23,30 @@ try:
     context.getState(energy=True)
 except Exception as error:
     print(error)
+"""
+
+SPAWNED = """
+import multiprocessing, random, sys
+from concurrent.futures import ProcessPoolExecutor
+import numpy, openmm, torch
+from openmm.app import PDBFile
+from openmm_tensornet import create_system
+
+def energy(system, file):
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions(PDBFile(file).positions)
+    return context.getState(energy=True).getPotentialEnergy()._value
+
+def states():
+    return torch.random.get_rng_state().tolist(), str(numpy.random.get_state()), random.getstate()
+
+if __name__ == "__main__":
+    model, file = sys.argv[1:]
+    before = states()
+    system = create_system(PDBFile(file).topology, model, kernels="fused")
+    print("random numbers kept", states() == before)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        print("same energy", abs(pool.submit(energy, system, file).result(timeout=100) - energy(system, file)) < 1e-3)
 """
 
 
@@ -42,3 +69,12 @@ def run(script: str, *arguments) -> str:
 def test_atoms_that_the_system_has_not(model_path, kind, kernels, platform):
     said = run(ATOMS_BEYOND, model_path("variants/zero-layers"), kind, kernels, platform)
     assert "atoms: expected indices below the number of the System's particles, 3, received 7" in said
+
+
+def test_a_spawned_worker(model_path, tmp_path):
+    """It imports no more than the script does, and has the operators of the fused kernels."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    command = [sys.executable, script, model_path("variants/zero-layers"), EXAMPLE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "random numbers kept True\nsame energy True\n", done.stderr
