@@ -356,6 +356,7 @@ class Device:
                 kernels=kernels,
                 positions=own.structure.positions,
                 box_vectors=own.structure.box,
+                any_molecule=True,  # of a model for one molecule the times count
             )
         return path
 

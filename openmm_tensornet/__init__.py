@@ -1,6 +1,22 @@
 """TensorNet neural potentials as OpenMM forces."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names for editors and type checkers
+    from .charges import TensorNet2 as TensorNet2
+    from .charges import TensorNet2Config as TensorNet2Config
+    from .checkpoint import load_model as load_model
+    from .export import export_torchscript as export_torchscript
+    from .force import TensorNetForce as TensorNetForce
+    from .graphsafety import check_graph_safety as check_graph_safety
+    from .mixed import create_mixed_system as create_mixed_system
+    from .model import TensorNet as TensorNet
+    from .model import TensorNetConfig as TensorNetConfig
+    from .potential import StaticPotential as StaticPotential
+    from .pythonforce import TensorNetPythonForce as TensorNetPythonForce
+    from .simulation import simulate as simulate
+    from .system import create_system as create_system
 
 __version__ = "0.1.0"
 

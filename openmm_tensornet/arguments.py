@@ -16,7 +16,7 @@ import torch
 from openmm import unit
 from torch import Tensor
 
-from .atoms import Atoms, check_particles, integers
+from .atoms import Atoms, check_particles, formal_charge, integers
 from .checkpoint import load_model
 from .checks import flag, integer, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
@@ -29,6 +29,7 @@ from .program import coulomb_cutoff_of
 from .registry import find_model
 from .units import lengths_in_nm, positive_in
 
+PLACEHOLDER = 0.1001  # nm; the edges of 1 Å of CRYST1 records that mean no box
 KEPT_MEMORY = 1 << 29  # bytes
 
 
@@ -47,6 +48,7 @@ def prepare(
     max_pairs: int | None,
     kernels: str,
     precision: str,
+    any_molecule: bool,
 ) -> Exported:
     """The module for the arguments of :class:`~openmm_tensornet.force.TensorNetForce`, which says what they are.
 
@@ -62,9 +64,17 @@ def prepare(
     if unit.is_quantity(total_charge):
         total_charge = _in_elementary_charges(total_charge)
     if periodic is not None:
-        flag("periodic", periodic)
-    numbers, labels, particles = _select(topology, atomic_numbers, atoms)
+        periodic = flag("periodic", periodic)
+    numbers, labels, particles, stated_charge = _select(topology, atomic_numbers, atoms)
     topology_box = None if topology is None else topology.getPeriodicBoxVectors()
+    if is_placeholder(topology_box):
+        topology_box = None
+        if periodic is None and box_vectors is None:
+            warnings.warn(
+                "topology: the box of 1 Å is a placeholder (CRYST1 in a PDB file) that holds no molecule; left out, as for a molecule "
+                "in vacuum",
+                stacklevel=4,
+            )
     if periodic is None:
         periodic = box_vectors is not None or topology_box is not None
     box_given = box_vectors if box_vectors is not None else topology_box
@@ -95,7 +105,7 @@ def prepare(
         cutoff, long_range = exported.metadata["cutoff_nm"], exported.metadata["coulomb_cutoff_nm"]
     else:
         specification = Atoms.make(numbers, molecules, total_charge)
-        check_supported(exported, specification, labels)
+        check_supported(exported, specification, labels, any_molecule=any_molecule)
         exported = choose_coulomb_cutoff(exported, periodic, coulomb_cutoff)
         cutoff, long_range = exported.cutoff * exported.units.nm_per_length, coulomb_cutoff_of(exported)
         if any(specification.charges) and not exported.config.charge:
@@ -104,6 +114,12 @@ def prepare(
                 "the energy depends on it nevertheless",
                 stacklevel=3,
             )
+    if stated_charge is not None and stated_charge != sum(specification.charges):
+        warnings.warn(
+            f"total_charge: the formal charges of the topology sum to {stated_charge:+d}, received {total_charge!r}, which is used; pass "
+            f"total_charge={stated_charge} unless the file is wrong",
+            stacklevel=4,
+        )
     if periodic and len(specification.charges) > 1:
         warnings.warn(
             "molecules: with periodic boundaries, received several molecules that do not see each other; the molecules of a "
@@ -134,8 +150,15 @@ def prepare(
     return exported
 
 
-def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], list[str], list[int] | None]:
-    """Atomic numbers and labels of the force's atoms, and their indices in the System (None for all)."""
+def is_placeholder(box: Any) -> bool:
+    """Whether the box of a topology, if it has one, is the one of 1 Å that programs write for molecules without a box."""
+    return box is not None and all(box[k][k].value_in_unit(unit.nanometer) <= PLACEHOLDER for k in range(3))
+
+
+def _select(
+    topology: Any, atomic_numbers: Any, atoms: Any
+) -> tuple[list[int], list[str], list[int] | None, int | None]:
+    """Atomic numbers and labels of the force's atoms, their indices in the System (None for all), and the sum of their formal charges."""
     if (topology is None) == (atomic_numbers is None):
         given = "neither" if topology is None else "both"
         raise ValueError(f"topology, atomic_numbers: expected one of them, received {given}")
@@ -148,7 +171,7 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
             raise ValueError(
                 f"atomic_numbers: expected one for each of the {len(particles)} atoms, received {len(numbers)}"
             )
-        return numbers, [f"atom {k} (atomic number {z})" for k, z in enumerate(numbers)], particles
+        return numbers, [f"atom {k} (atomic number {z})" for k, z in enumerate(numbers)], particles, None
     if not hasattr(topology, "atoms") or not hasattr(topology, "getPeriodicBoxVectors"):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
     chosen = list(topology.atoms())
@@ -168,7 +191,7 @@ def _select(topology: Any, atomic_numbers: Any, atoms: Any) -> tuple[list[int], 
             )
         numbers.append(atom.element.atomic_number)
         labels.append(f"{where}, {atom.element.symbol})")
-    return numbers, labels, particles
+    return numbers, labels, particles, formal_charge(chosen)
 
 
 def _in_elementary_charges(charge: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .checks import TRUTH_VALUES
 
 # More in one potential would take tens of GB.
 MAXIMUM_ATOMS = 20_000
@@ -92,6 +94,15 @@ class Atoms:
             given = [charge] * count
         if len(given) != count:
             raise ValueError(f"total_charge: expected one charge for each of {count} molecules, received {len(given)}")
+        protons: Counter[int] = Counter()
+        for number, molecule in zip(z, m, strict=True):
+            protons[molecule] += number
+        for molecule, charge in enumerate(given):
+            if molecule in protons and abs(charge) > protons[molecule]:
+                raise ValueError(
+                    f"total_charge: expected at most {protons[molecule]} elementary charges, as many as the molecule has protons, "
+                    f"received {charge:g}"
+                )
         return cls(z, m, tuple(given))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,12 +116,12 @@ class Atoms:
 
 def _charges(values: Any) -> list[float]:
     """Total charges as floats."""
-    if isinstance(values, (str, bytes, dict)):
+    if isinstance(values, (str, bytes, Mapping, Set)):
         raise TypeError(f"total_charge: expected a number, or one for each molecule, received {values!r}")
     charges = []
     for value in values:
         try:
-            charge = math.nan if isinstance(value, (bool, str)) else float(value)
+            charge = math.nan if isinstance(value, (*TRUTH_VALUES, str)) else float(value)
         except (TypeError, OverflowError):
             charge = math.nan
         if not charge.is_integer():
@@ -119,13 +130,23 @@ def _charges(values: Any) -> list[float]:
     return charges
 
 
+def formal_charge(atoms: Iterable[Any]) -> int | None:
+    """Sum of the formal charges of a topology's atoms; None where no atom has one."""
+    stated = [atom.formalCharge for atom in atoms if atom.formalCharge is not None]
+    return sum(stated) if stated else None
+
+
 def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Check a sequence of integers, of numpy's too, and make plain ones of them."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, received {values!r}")
+    if isinstance(values, (Mapping, Set)):
+        raise TypeError(
+            f"{name}: expected a sequence of integers, received a {type(values).__name__}; pass a list, whose order counts"
+        )
     values = list(values)
     for value in values:
-        if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", None):
+        if isinstance(value, TRUTH_VALUES) or not hasattr(value, "__index__") or getattr(value, "shape", None):
             raise TypeError(f"{name}: expected integers, received {value!r}")
     return tuple(value.__index__() for value in values)
 

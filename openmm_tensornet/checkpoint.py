@@ -117,7 +117,7 @@ def load_model(
     """
     units = ModelUnits.from_openmm(length_unit, energy_unit)
     if remove_ref_energy is not None:
-        flag("remove_ref_energy", remove_ref_energy)
+        remove_ref_energy = flag("remove_ref_energy", remove_ref_energy)
     content, digest = _read(path)
     options, state = content["hyper_parameters"], content["state_dict"]
     try:
@@ -241,6 +241,7 @@ def _first_line(error: object) -> str:
     return text.splitlines()[0][:200]
 
 
+@torch.random.fork_rng(devices=[])  # modules are made with random weights first; the user's random numbers stay
 def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     architecture = options.get("model")
     if architecture not in ("tensornet", *_TENSORNET2):

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# At this distance from the origin float64 still resolves 1e-10 nm; nothing that is meant lies beyond it.
+LARGEST_LENGTH = 1e6  # nm
+TRUTH_VALUES = (bool, np.bool_)  # neither of which is a number
+
 
 def flag(name: str, value: Any) -> bool:
-    """True or False and nothing that merely counts as one: "no" and 0 do too; TypeError otherwise."""
-    if not isinstance(value, bool):
+    """True or False, also of numpy's, and nothing that merely counts as one ("no" and 0 do too); TypeError otherwise."""
+    if not isinstance(value, TRUTH_VALUES):
         raise TypeError(f"{name}: expected True or False, received {value!r}")
-    return value
+    return bool(value)
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer, also of numpy's, within bounds; ValueError otherwise."""
-    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else value.__index__()
+    number = None if isinstance(value, TRUTH_VALUES) or not hasattr(value, "__index__") else value.__index__()
     if number is None or number < least or (most is not None and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}: expected an integer {bounds}, received {value!r}")
@@ -35,8 +41,6 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
 
 def array(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
     """Lengths in nm as an array of float64, of a shape in which None is any number; TypeError or ValueError otherwise."""
-    import numpy as np
-
     if hasattr(value, "value_in_unit"):  # numpy would drop the unit
         raise TypeError(
             f"{name}: expected lengths in nm, received a {type(value).__name__}; pass value.value_in_unit(nanometer)"
@@ -50,4 +54,8 @@ def array(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
     if found.ndim != 2 or found.shape[1] != shape[1] or shape[0] not in (None, len(found)):
         expected = "particles" if shape[0] is None else shape[0]
         raise ValueError(f"{name}: expected shape ({expected}, {shape[1]}), received {found.shape}")
-    return found.astype(np.float64)
+    found = found.astype(np.float64)
+    largest = np.abs(found, where=np.isfinite(found), out=np.zeros_like(found)).max(initial=0.0)
+    if largest > LARGEST_LENGTH:
+        raise ValueError(f"{name}: expected lengths of at most {LARGEST_LENGTH:g} nm, received {largest:g} nm")
+    return found

@@ -39,6 +39,7 @@ UNITS = {
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
 THREADS_HELP = "CPU threads (default: 1 for up to 100 atoms, else all)"
+KERNELS_HELP = "of the network (default: auto: fused where numba is installed and there is no GPU)"
 MODEL_HELP = "TorchMD-Net checkpoint, exported file, or a name that `openmm-tensornet models` lists"
 BAD_INPUT = (
     ValueError,
@@ -115,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     potential.add_argument(
         "--precision", choices=("single", "double"), default="single", help="of the network (default: single)"
     )
+    potential.add_argument(
+        "--any-molecule", action="store_true", help="accept a molecule that the model says it was not trained for"
+    )
+    potential.add_argument("--vacuum", action="store_true", help="leave out the box of the file")
     potential.add_argument("--allow-no-hydrogens", action="store_true", help="accept carbon without any hydrogen")
     parser = _Parser(prog="openmm-tensornet", allow_abbrev=False, description="TensorNet neural potentials in OpenMM.")
     parser.add_argument("--version", action="version", version=f"openmm-tensornet {__version__}")
@@ -145,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--charges", action="store_true", help="write the partial charges of a model that has them to charges.csv"
     )
     simulate.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: the fastest)")
+    simulate.add_argument("--kernels", choices=("auto", "portable", "fused"), default="auto", help=KERNELS_HELP)
     simulate.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     simulate.add_argument("--seed", type=_at_least_one, metavar="N", help="of the random numbers (default: drawn)")
     simulate.add_argument(
@@ -198,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_quantity(benchmark, "--timestep", "fs", 0.5, "time step")
     benchmark.add_argument("--platform", metavar="NAME", help="OpenMM platform (default: all)")
+    benchmark.add_argument("--kernels", choices=("auto", "portable", "fused"), default="auto", help=KERNELS_HELP)
     benchmark.add_argument("--threads", type=_at_least_one, metavar="N", help=THREADS_HELP)
     benchmark.add_argument(
         "--seconds", type=_at_least_one, default=10, metavar="N", help="for each platform (default: 10)"
@@ -280,11 +287,14 @@ def _structure_and_options(options: argparse.Namespace) -> tuple[Structure, dict
     from openmm_tensornet.structures import read_structure, total_charge
 
     structure = read_structure(options.structure, allow_no_hydrogens=options.allow_no_hydrogens)
+    if options.vacuum:
+        structure.topology.setPeriodicBoxVectors(None)
     return structure, {
         "positions": structure.positions,
         "total_charge": total_charge(structure, options.charge),
         "coulomb_cutoff": options.coulomb_cutoff,
         "precision": options.precision,
+        "any_molecule": options.any_molecule,
     }
 
 
@@ -297,7 +307,9 @@ def _simulate(options: argparse.Namespace) -> None:
     _set_threads(options.threads, topology.getNumAtoms())
     if options.output is None:
         options.output = f"{Path(options.structure).stem}-md"
-    system = create_system(topology, options.model, hydrogen_mass=options.hydrogen_mass, **potential)
+    system = create_system(
+        topology, options.model, hydrogen_mass=options.hydrogen_mass, kernels=options.kernels, **potential
+    )
     simulate(
         topology,
         system,
@@ -338,8 +350,15 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
     """The same arguments without OpenMM: atomic numbers, and numbers in nm."""
     from openmm import unit
 
+    from openmm_tensornet.atoms import formal_charge
     from openmm_tensornet.system import atomic_numbers
 
+    stated = formal_charge(structure.topology.atoms())
+    if stated not in (None, potential["total_charge"]):
+        warnings.warn(
+            f"--charge {potential['total_charge']} contradicts the formal charges of the file, which sum to {stated}",
+            stacklevel=2,
+        )
     box, cutoff = structure.topology.getPeriodicBoxVectors(), potential["coulomb_cutoff"]
     return {
         "atomic_numbers": atomic_numbers(structure.topology),
@@ -348,6 +367,7 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
         "total_charge": potential["total_charge"],
         "coulomb_cutoff": None if cutoff is None else cutoff.value_in_unit(unit.nanometer),
         "precision": potential["precision"],
+        "any_molecule": potential["any_molecule"],
     }
 
 
@@ -378,13 +398,16 @@ def _check(options: argparse.Namespace) -> None:
 
     from openmm_tensornet.atoms import Atoms
     from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.export import check_supported
     from openmm_tensornet.validation import check_model
 
     plain = _plain(*_structure_and_options(options))
     box = plain["box_vectors"]
+    model, atoms = load_model(options.model), Atoms.make(plain["atomic_numbers"], None, plain["total_charge"])
+    check_supported(model, atoms, any_molecule=options.any_molecule)
     checks, metadata = check_model(
-        load_model(options.model),
-        Atoms.make(plain["atomic_numbers"], None, plain["total_charge"]),
+        model,
+        atoms,
         torch.tensor(plain["positions"], dtype=torch.float64),
         box=None if box is None else torch.tensor(box, dtype=torch.float64),
         precision=options.precision,
@@ -413,7 +436,7 @@ def _benchmark(options: argparse.Namespace) -> None:
 
     structure, potential = _structure_and_options(options)
     _set_threads(options.threads, structure.topology.getNumAtoms())
-    system = create_system(structure.topology, options.model, **potential)
+    system = create_system(structure.topology, options.model, kernels=options.kernels, **potential)
     (force,) = tensornet_forces(system)
     timestep = positive_in("--timestep", options.timestep, unit.femtosecond)
     names = [Platform.getPlatform(k).getName() for k in range(Platform.getNumPlatforms())]
@@ -451,7 +474,7 @@ def _analyze(options: argparse.Namespace) -> None:
 
     constant_energy = None
     if options.model is not None:
-        topology, positions, _ = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
+        topology, positions = read_structure(RunFiles.in_directory(options.directory).final, allow_no_hydrogens=True)
         _set_threads(None, topology.getNumAtoms())
         system = create_system(topology, options.model, positions=positions, total_charge=options.charge)
         constant_energy = run_constant_energy(system, positions)
@@ -536,7 +559,3 @@ def _lines(values: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}: {', '.join(map(str, value)) or 'none'}"
         else:
             yield f"{indent}{name}: {'unknown' if value is None else value}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import os
-import warnings
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ class _OfAtoms(Module):
         super().__init__()
         self.program, self.count = program, count
         self.subset = atoms is not None
+        self.largest = int(atoms.max()) if atoms is not None else count - 1
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
     def check(self, positions: Tensor):
@@ -56,6 +56,11 @@ class _OfAtoms(Module):
         if not self.subset and positions.size(0) != self.count:
             raise RuntimeError(
                 "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
+            )
+        if positions.size(0) <= self.largest:  # a gather would read other memory
+            raise RuntimeError(
+                f"atoms: expected indices below the number of the System's particles, {positions.size(0)}, received {self.largest}; "
+                "make the force with the indices of this System"
             )
 
     def gather(self, positions: Tensor) -> Tensor:
@@ -502,6 +507,7 @@ def export_torchscript(
     positions=None,
     box_vectors=None,
     coulomb_cutoff: float | None = None,
+    any_molecule: bool = False,
 ) -> dict:
     """Write a self-describing TorchScript file that TorchForce runs, after checking it against the reference model.
 
@@ -524,6 +530,8 @@ def export_torchscript(
     coulomb_cutoff : float, optional
         nm, of a model with a Coulomb interaction. By default the model's own; where it has none, 1.2 with periodic boundaries and no
         cutoff in vacuum.
+    any_molecule : bool
+        Take a model that was trained for one molecule for others too, whose energies and forces will be wrong.
 
     Returns
     -------
@@ -533,9 +541,8 @@ def export_torchscript(
     if not isinstance(model, TensorNet):
         raise TypeError(f"model: expected a TensorNet, received {type(model).__name__}; read it with load_model")
     atoms = Atoms.make(atomic_numbers, molecules, total_charge)
-    check_supported(model, atoms)
-    flag("periodic", periodic)
-    flag("tabulate", tabulate)
+    check_supported(model, atoms, any_molecule=flag("any_molecule", any_molecule))
+    periodic, tabulate = flag("periodic", periodic), flag("tabulate", tabulate)
     if particles is not None:
         particles = check_particles(particles)
         if len(particles) != len(atoms.numbers):
@@ -570,13 +577,17 @@ def export_torchscript(
     return exported.metadata
 
 
-def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = None) -> None:
-    """Refuse elements that the model does not know, and warn where it was made for another molecule.
+def check_supported(
+    model: TensorNet, atoms: Atoms, labels: list[str] | None = None, *, any_molecule: bool = False
+) -> None:
+    """Refuse elements that the model does not know, and molecules that it was not made for.
 
     Parameters
     ----------
     labels : list of str, optional
         What to call each atom in the message.
+    any_molecule : bool
+        Take a model that was made for one molecule for others too.
     """
     for k, z in enumerate(atoms.numbers):
         label = f"atom {k} (atomic number {z})" if labels is None else labels[k]
@@ -589,20 +600,19 @@ def check_supported(model: TensorNet, atoms: Atoms, labels: list[str] | None = N
                 f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
                 f"received {z}; use another model for this molecule"
             )
-    if "molecule" in model.about:
-        _warn_about_another_molecule(model.about["molecule"], atoms)
+    if "molecule" in model.about and not any_molecule:
+        _refuse_another_molecule(model.about["molecule"], atoms)
 
 
-def _warn_about_another_molecule(meant: dict, atoms: Atoms) -> None:
+def _refuse_another_molecule(meant: dict, atoms: Atoms) -> None:
     for molecule in range(len(atoms.charges)):
         numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
         if numbers != sorted(meant["atomic_numbers"]):
-            warnings.warn(
+            raise ValueError(
                 f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
-                f"received another molecule ({len(numbers)} atoms); energies and forces will be wrong: use a general model",
-                stacklevel=4,
+                f"received another molecule ({len(numbers)} atoms), whose energies and forces would be wrong; use a general model, or "
+                "pass any_molecule=True (--any-molecule)"
             )
-            return
 
 
 def read_metadata(path: str | os.PathLike) -> dict:

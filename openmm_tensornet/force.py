@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 import openmm
@@ -17,9 +19,15 @@ from .potentialforce import PotentialForce
 _BUILDS = {"1.10": (((2, 10), (2, 13)), ((8, 4), (8, 6)))}
 
 
+def _is_not_about_simtk(record: logging.LogRecord) -> bool:
+    """Leaves out the warning about OpenMM's former name, under which openmmtorch imports it."""
+    return "simtk" not in record.getMessage()
+
+
 def _import_openmmtorch():
+    root = logging.getLogger()
+    root.addFilter(_is_not_about_simtk)
     try:
-        logging.disable(logging.WARNING)  # it imports OpenMM under its former name, which logs a warning
         import openmmtorch
     except ImportError as error:
         raise ImportError(
@@ -28,7 +36,7 @@ def _import_openmmtorch():
             "TensorNetPythonForce needs none of it, only OpenMM 8.5 or newer"
         ) from error
     finally:
-        logging.disable(logging.NOTSET)
+        root.removeFilter(_is_not_about_simtk)
     for name in importlib.metadata.packages_distributions().get("openmmtorch", ()):
         check_versions(name, importlib.metadata.version(name), torch.__version__, openmm.__version__)
     return openmmtorch
@@ -57,6 +65,35 @@ def check_versions(distribution: str, version: str, torch_version: str, openmm_v
 
 
 openmmtorch = _import_openmmtorch()
+
+
+def _name_archive(attribute: re.Match) -> str:
+    """The XML attribute with a module's archive (hexadecimal), whose top folder gets a constant name of the same length."""
+    text = attribute[0]
+    content = text.partition('"')[2]
+    if not content.startswith(b"PK\3\4".hex()):
+        return text
+    length = int.from_bytes(bytes.fromhex(content[52:56]), "little")  # of the name of the archive's first member
+    folder = bytes.fromhex(content[60 : 60 + 2 * length]).partition(b"/")[0]
+    return text.replace((folder + b"/").hex(), (b"module".ljust(len(folder), b"_")[: len(folder)] + b"/").hex())
+
+
+def _with_constant_names(serialize: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Make a function of OpenMM's XmlSerializer write the same XML whenever it is given the same TorchForce.
+
+    openmmtorch writes the module to a temporary file, whose random name becomes that of the archive's top folder. openmmtools
+    compares Systems by their XML: without this, no two states of a System with a TorchForce are compatible.
+    """
+
+    @functools.wraps(serialize)
+    def serialize_with_constant_names(thing: Any) -> str:
+        return re.sub(r'encodedFileContents="[^"]*', _name_archive, serialize(thing))
+
+    return serialize_with_constant_names
+
+
+for _name in ("serializeSystem", "_serializeForce"):  # which XmlSerializer.serialize and pickling call
+    setattr(openmm.XmlSerializer, _name, staticmethod(_with_constant_names(getattr(openmm.XmlSerializer, _name))))
 
 
 class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[name-defined]
@@ -99,12 +136,14 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     cuda_graphs : bool
         Whether TorchForce captures a CUDA graph; platforms without CUDA ignore it.
     warmup_steps : int
-        Evaluations before the capture, at least 10 (fewer let a fuser compile during the capture).
+        Evaluations before the capture, 10 to 10,000 (fewer let a fuser compile during the capture).
     scale_parameter : str, optional
         Name of a Context parameter, 1 by default, that multiplies energy and forces. The energy's derivative by it is there
         for the asking (`context.getState(parameterDerivatives=True)`), and costs a little in every evaluation.
     name : str, optional
         Of the force; its class's by default. Unlike one given by `setName`, it survives XML and copies.
+    any_molecule : bool
+        Take a model that was trained for one molecule, as the bundled one, for others too, whose energies and forces will be wrong.
 
     Attributes
     ----------

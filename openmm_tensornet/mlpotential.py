@@ -45,6 +45,10 @@ class TensorNetPotential(MLPotentialImpl):
     def __init__(self, model: Any):
         self.model = model
 
+    def getMLLongRange(self) -> bool:
+        """False: with periodic boundaries nothing acts beyond the cutoffs, of which the box is at least twice as wide."""
+        return False
+
     def addForces(
         self,
         topology: Topology,

@@ -75,7 +75,7 @@ def check_box(box: Tensor, cutoff: float, name: str = "box", unit: str = "") -> 
     if least < 2 * cutoff:
         raise ValueError(
             f"{name}: expected a width of at least twice the cutoff, {2 * cutoff:.6g}{unit}, received {least:.6g}{unit}; "
-            "use a larger box or a larger number of molecules in it"
+            "use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"
         )
 
 
@@ -413,5 +413,11 @@ def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor
     """
     neighbors = DENSE_LIQUID * 4 / 3 * math.pi * cutoff**3
     expected = float((sizes * torch.minimum(sizes - 1, torch.tensor(neighbors))).sum()) / 2
-    counted = [find_pairs(*geometry[:2], cutoff, geometry[2]).edge_index.shape[1] / 2 for geometry in known]
-    return math.ceil(MARGIN * max([expected, *counted])) + 16
+    return math.ceil(MARGIN * max(expected, count_pairs(cutoff, known))) + 16
+
+
+def count_pairs(cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
+    """Pairs i<j closer than the cutoff in the geometry that has most of them; arguments as of :func:`pair_capacity`."""
+    return max(
+        (find_pairs(x, molecules, cutoff, box).edge_index.shape[1] // 2 for x, molecules, box in known), default=0
+    )

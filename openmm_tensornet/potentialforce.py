@@ -23,6 +23,7 @@ from .neighbors import check_box, find_pairs
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MAXIMUM_WARMUP = 10_000  # evaluations before the capture of a CUDA graph: minutes
 translate_exceptions()
 
 
@@ -61,9 +62,10 @@ class PotentialForce:
         warmup_steps: int = 10,
         scale_parameter: str | None = None,
         name: str | None = None,
+        any_molecule: bool = False,
     ):
-        flag("cuda_graphs", cuda_graphs)
-        warmup_steps = integer("warmup_steps", warmup_steps, 10)
+        cuda_graphs = flag("cuda_graphs", cuda_graphs)
+        warmup_steps = integer("warmup_steps", warmup_steps, 10, MAXIMUM_WARMUP)
         if scale_parameter is not None and not (isinstance(scale_parameter, str) and scale_parameter.isidentifier()):
             raise ValueError(
                 f"scale_parameter: expected a name of letters, digits and underscores, received {scale_parameter!r}"
@@ -84,6 +86,7 @@ class PotentialForce:
             max_pairs=max_pairs,
             kernels=kernels,
             precision=precision,
+            any_molecule=flag("any_molecule", any_molecule),
         ).describe(name=type(self).__name__ if name is None else name, scale_parameter=scale_parameter)
         self._build(exported, cuda_graphs, warmup_steps)
         self.setUsesPeriodicBoundaryConditions(exported.metadata["periodic"])

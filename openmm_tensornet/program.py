@@ -21,7 +21,7 @@ from .checks import integer
 from .kernels.functions import FusedChargeSums, FusedOperators, FusedPairs, FusedSums
 from .model import TensorNet
 from .module import Module
-from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, pair_capacity
+from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, count_pairs, pair_capacity
 from .network import PortableOperators, StaticNetwork
 from .tabulate import RadialTable
 
@@ -291,6 +291,12 @@ def choose_rooms(
         cutoff = cutoff * model.units.nm_per_length
         if capacity is None:
             capacity = pair_capacity(sizes, cutoff, known)
+        elif capacity < (needed := count_pairs(cutoff, known)):
+            raise ValueError(
+                f"max_pairs: expected at least {needed}, as many as there are pairs closer than the cutoff of {cutoff:g} nm where the "
+                f"potential is checked, received {capacity}; pass more, or leave it out; for a system more dilute than a liquid "
+                "pass positions too"
+            )
         capacity = max(1, min(capacity, everything))
         if finder != "torch":
             return Room(capacity, finder=finder)

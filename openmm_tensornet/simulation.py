@@ -11,6 +11,7 @@ import io
 import math
 import os
 import secrets
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from .checks import flag, integer, one_of
 from .files import replace_file
 from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
-from .system import atom_name, tensornet_forces
+from .system import atom_name, has_energy, tensornet_forces
 from .units import lengths_in_nm, number_in, positive_in
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ MAX_MINIMIZER_ITERATIONS = 1000
 # TorchScript settles on its final program within the first calls, so they are neither timed nor
 # allowed to differ between a run and its resumption.
 WARMUP_EVALUATIONS = 3
+# A period of the O-H vibration is 9 fs.
+LONGEST_TIMESTEP = 1.0  # fs
+HEAVY_HYDROGEN = 1.5  # dalton
 # A temperature that thermal fluctuations do not reach: see `Sentinels.highest_temperature`.
 RUNAWAY, IMPROBABILITY = 3.0, 50.0
 # What a start that is not at rest gives off: not a fault, and much only beside a thermostat of a few K.
@@ -179,7 +183,7 @@ def simulate(
     equilibration_ps = number_in("equilibration_time", equilibration_time, unit.picosecond)
     if equilibration_ps < 0:
         raise ValueError(f"equilibration_time: expected 0 ps or more, received {equilibration_ps:g}")
-    report_interval = integer("report_interval", report_interval, 1)
+    report_interval = integer("report_interval", report_interval, 1, 2**31 - 1)
     if seed is not None:
         seed = integer("seed", seed, 1, 2**31 - 1)
     for name, value in (
@@ -201,6 +205,12 @@ def simulate(
         raise ValueError(
             "topology, system, positions: expected the same number of atoms, received "
             f"{topology.getNumAtoms()}, {system.getNumParticles()} and {len(positions)}"
+        )
+    if timestep_fs > LONGEST_TIMESTEP and _has_free_hydrogens(system):
+        warnings.warn(
+            f"timestep: expected at most {LONGEST_TIMESTEP:g} fs where hydrogens of their own mass vibrate, received {timestep_fs:g} fs; "
+            "the run may become unstable: make the hydrogens heavier (hydrogen_mass of create_system, --hydrogen-mass 3)",
+            stacklevel=2,
         )
     # The subtraction keeps 5 ps / 0.5 fs from becoming 10001 steps through rounding.
     num_reports = max(1, math.ceil(time_ps * 1000 / timestep_fs / report_interval - 1e-6))
@@ -541,9 +551,10 @@ def _lengths(positions: NDArray, index: NDArray, box: NDArray | None) -> NDArray
 
 
 def _cause(context: openmm.Context) -> str:
-    """What the TensorNet forces find at the positions of the context."""
+    """The time step, and what the TensorNet forces find at the positions of the context."""
+    timestep = context.getIntegrator().getStepSize()._value * 1000
     found = (force.diagnose(context) for force in tensornet_forces(context.getSystem()))
-    return "".join(f"; {cause}" for cause in found if cause is not None)
+    return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
 
 
 def _last_checkpoint(files: RunFiles | None) -> str:
@@ -590,16 +601,23 @@ def _degrees_of_freedom(system: openmm.System) -> int:
     return max(dof, 1)  # a single atom whose motion is removed: 0 K, not 0/0
 
 
+def _has_free_hydrogens(system: openmm.System) -> bool:
+    """Whether a particle of hydrogen's mass is in no constraint."""
+    constrained = {p for k in range(system.getNumConstraints()) for p in system.getConstraintParameters(k)[:2]}
+    masses = (system.getParticleMass(k)._value for k in range(system.getNumParticles()) if k not in constrained)
+    return any(0 < mass < HEAVY_HYDROGEN for mass in masses)
+
+
 def _choose_platform(
     system: openmm.System, name: str | None, properties: dict[str, str] | None
 ) -> tuple[openmm.Platform, dict[str, str]]:
-    from openmm import CMMotionRemover, Context, OpenMMException, Platform, VerletIntegrator
+    from openmm import Context, OpenMMException, Platform, VerletIntegrator
 
     if name is None:
         name = Context(system, VerletIntegrator(0.001)).getPlatform().getName()
         # The CPU platform's threads, which have nothing to do here, cost a small molecule half of its time.
-        others = sum(isinstance(force, CMMotionRemover) for force in system.getForces())
-        if name == "CPU" and len(list(tensornet_forces(system))) + others == system.getNumForces():
+        with_energy = sum(map(has_energy, system.getForces()))
+        if name == "CPU" and len(list(tensornet_forces(system))) == with_energy:
             name = "Reference"
     try:
         platform = Platform.getPlatformByName(name)
@@ -649,5 +667,5 @@ def _write_pdb(path: Path, simulation: Simulation) -> None:
     if periodic:
         topology.setPeriodicBoxVectors(state.getPeriodicBoxVectors())
     text = io.StringIO()
-    PDBFile.writeFile(topology, state.getPositions(), text)
+    PDBFile.writeFile(topology, state.getPositions(), text, keepIds=True)
     replace_file(path, text.getvalue().encode())

@@ -15,8 +15,6 @@ offers no way to change a parameter's default value.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,15 +41,7 @@ class ScaleParameterState(states.GlobalParameterState):
 
 
 class CompoundState(states.CompoundThermodynamicState):
-    """A CompoundThermodynamicState that knows equal TensorNetForces when it sees them.
-
-    openmmtools compares Systems by their XML, into which openmmtorch writes another random name at every time; here the
-    force's metadata, the hash of the model among them, stand for it.
-    """
-
-    def _compute_standard_system_hash(self, standard_system: openmm.System) -> int:
-        xml = re.sub(r'encodedFileContents="[^"]*"', "", openmm.XmlSerializer.serialize(standard_system))
-        return hash(xml + json.dumps([force.metadata for force in tensornet_forces(standard_system)]))
+    """A CompoundThermodynamicState that can be sent to another process."""
 
     def __setstate__(self, serialization: dict) -> None:
         super().__setstate__(serialization)

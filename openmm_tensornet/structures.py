@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from openmm import unit
 from openmm.app import Element, PDBFile, PDBxFile, Topology, element
+from openmm.app.internal.pdbx.reader.PdbxReader import PdbxReader
 
+from .arguments import is_placeholder
+from .atoms import formal_charge
 from .system import atomic_numbers
 
 
@@ -20,15 +23,13 @@ class Structure(NamedTuple):
     Attributes
     ----------
     topology : openmm.app.Topology
-        With the box of the file, if it has one.
+        With the box of the file, if it has one; a placeholder (1 Å) is left out with a warning.
+        With the formal charges of the file, if it has any.
     positions : openmm.unit.Quantity, shape (n, 3)
-    formal_charge : int or None
-        Sum of the formal charges; None where the format has none.
     """
 
     topology: Topology
     positions: unit.Quantity
-    formal_charge: int | None = None
 
 
 def read_structure(path: str | os.PathLike[str], *, allow_no_hydrogens: bool = False) -> Structure:
@@ -60,6 +61,12 @@ def read_structure(path: str | os.PathLike[str], *, allow_no_hydrogens: bool = F
     structure, models = reader(path)
     if models > 1:
         warnings.warn(f"{path}: has {models} models, the first is used", stacklevel=2)
+    if is_placeholder(structure.topology.getPeriodicBoxVectors()):
+        warnings.warn(
+            f"{path}: the box (CRYST1, _cell) of 1 Å is a placeholder that holds no molecule; left out, as for a molecule in vacuum",
+            stacklevel=2,
+        )
+        structure.topology.setPeriodicBoxVectors(None)
     numbers = atomic_numbers(structure.topology)
     if not numbers:
         raise ValueError(f"{path}: expected atoms, found none")
@@ -79,10 +86,11 @@ def total_charge(structure: Structure, charge: int | None) -> int:
     ValueError
         If none is given and the number of electrons would be odd, or the formal charges do not sum to zero.
     """
-    if charge is None and structure.formal_charge:
+    stated = formal_charge(structure.topology.atoms())
+    if charge is None and stated:
         raise ValueError(
-            f"--charge: expected a total charge, because the formal charges of the file sum to {structure.formal_charge:+d}; "
-            f"give it (--charge {structure.formal_charge})"
+            f"--charge: expected a total charge, because the formal charges of the file sum to {stated:+d}; "
+            f"give it (--charge {stated})"
         )
     electrons = sum(atomic_numbers(structure.topology)) - (charge or 0)
     if electrons % 2 and charge is None:
@@ -100,7 +108,7 @@ def total_charge(structure: Structure, charge: int | None) -> int:
 
 def _read_with_openmm(path: Path) -> tuple[Structure, int]:
     reader = PDBFile if path.suffix.lower() in (".pdb", ".ent") else PDBxFile
-    num_records = _count_pdb_atoms(path) if reader is PDBFile else None
+    num_records = _count_pdb_atoms(path) if reader is PDBFile else None  # PDBx/mmCIF: below
     if num_records == 0:
         raise ValueError(f"{path}: expected atoms, found none")
     try:
@@ -112,7 +120,9 @@ def _read_with_openmm(path: Path) -> tuple[Structure, int]:
             f"{path}: OpenMM's {reader.__name__} cannot read it: {type(error).__name__}: {error}"
         ) from error
     topology = structure.topology
-    if num_records not in (None, topology.getNumAtoms()):
+    if reader is PDBxFile:
+        num_records = _read_mmcif_charges(path, topology)
+    if num_records != topology.getNumAtoms():
         raise ValueError(
             f"{path}: {num_records} atom records but {topology.getNumAtoms()} distinct atoms; give every "
             "atom of a residue its own name and keep one alternate location"
@@ -145,6 +155,31 @@ def _count_pdb_atoms(path: Path) -> int:
                     f"77-78, found '{symbol}'; write the element column"
                 ) from None
     return count
+
+
+def _read_mmcif_charges(path: Path, topology: Topology) -> int:
+    """Give the atoms of a topology the formal charges of their PDBx/mmCIF file, which OpenMM drops.
+
+    Returns
+    -------
+    int
+        Number of atom records in the first model.
+    """
+    blocks: list[Any] = []
+    with open(path) as file:
+        PdbxReader(file).read(blocks)
+    table = blocks[0].getObj("atom_site")
+    rows, model, charge = (
+        table.getRowList(),
+        *map(table.getAttributeIndex, ("pdbx_PDB_model_num", "pdbx_formal_charge")),
+    )
+    if model != -1:
+        rows = [row for row in rows if row[model] == rows[0][model]]
+    if charge != -1 and len(rows) == topology.getNumAtoms():
+        for atom, row in zip(topology.atoms(), rows, strict=True):
+            if row[charge] not in (".", "?"):
+                atom.formalCharge = int(row[charge])
+    return len(rows)
 
 
 # ------------------------------------------------------------------------------------------- SDF and XYZ
@@ -192,11 +227,12 @@ def _read_with_rdkit(path: Path) -> tuple[Structure, int]:
         if not atom.GetAtomicNum():
             raise ValueError(f"{path}: atom {k}: expected an element, received '{atom.GetSymbol()}'")
         kind = Element.getByAtomicNumber(atom.GetAtomicNum())
-        atoms.append(topology.addAtom(f"{kind.symbol}{k}", kind, residue))
+        charge = atom.GetFormalCharge() if sdf else None
+        atoms.append(topology.addAtom(f"{kind.symbol}{k}", kind, residue, formalCharge=charge))
     for bond in molecule.GetBonds():
         topology.addBond(atoms[bond.GetBeginAtomIdx()], atoms[bond.GetEndAtomIdx()])
     positions = molecule.GetConformer().GetPositions() * 0.1 * unit.nanometer
-    return Structure(topology, positions, Chem.GetFormalCharge(molecule) if sdf else None), models
+    return Structure(topology, positions), models
 
 
 # What follows a file's name, and what reads it.

@@ -5,9 +5,10 @@ Plain numbers are in the unit that the docstring names; a Quantity is converted 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
     from .potentialforce import PotentialForce
+
+with contextlib.suppress(
+    ImportError
+):  # a System in a file or from another process needs what registers its force and operators
+    from . import force as _force  # noqa: F401
 
 # Module and class of each back end's force, and the module without which a System can hold none.
 BACKENDS = {
@@ -128,30 +134,48 @@ def create_system(
     UserWarning
         If atoms have no bonds, so that OpenMM cannot know their molecules.
     """
-    from openmm import CMMotionRemover, HarmonicBondForce, System
+    from openmm import CMMotionRemover, System
     from openmm.app import Topology
+
+    from .arguments import is_placeholder
 
     if not isinstance(topology, Topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
-    flag("remove_cm_motion", remove_cm_motion)
+    remove_cm_motion = flag("remove_cm_motion", remove_cm_motion)
     masses = _masses(topology, hydrogen_mass)
     force = force_class(backend)(model, topology, box_vectors=box_vectors, **options)
     system = System()
     for mass in masses:
         system.addParticle(mass)
     box = topology.getPeriodicBoxVectors() if box_vectors is None else box_vectors
-    if box is not None:
+    if box is not None and (box_vectors is not None or not is_placeholder(box)):
         system.setDefaultPeriodicBoxVectors(*box)
     _warn_about_missing_bonds(topology)
-    bonds = HarmonicBondForce()
-    for first, second in topology.bonds():
-        bonds.addBond(first.index, second.index, 0.1, 0.0)
-    bonds.setUsesPeriodicBoundaryConditions(force.usesPeriodicBoundaryConditions())
-    system.addForce(bonds)
+    system.addForce(molecule_bonds(topology.bonds(), force.usesPeriodicBoundaryConditions()))
     system.addForce(force)
     if remove_cm_motion:
         system.addForce(CMMotionRemover())
     return system
+
+
+def molecule_bonds(bonds: Iterable[Any], periodic: bool) -> openmm.HarmonicBondForce:
+    """Bonds of zero strength, from which OpenMM knows the molecules."""
+    from openmm import HarmonicBondForce
+
+    force = HarmonicBondForce()
+    for first, second in bonds:
+        force.addBond(first.index, second.index, 0.1, 0.0)
+    force.setUsesPeriodicBoundaryConditions(periodic)
+    return force
+
+
+def has_energy(force: openmm.Force) -> bool:
+    """False for a CMMotionRemover and for bonds of zero strength."""
+    from openmm import CMMotionRemover, HarmonicBondForce
+
+    if isinstance(force, HarmonicBondForce):
+        return any(force.getBondParameters(k)[3]._value != 0 for k in range(force.getNumBonds()))
+    return not isinstance(force, CMMotionRemover)
 
 
 def _masses(topology: Topology, hydrogen_mass: Any) -> list[float]:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .checks import array
+from .checks import TRUTH_VALUES, array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,8 +92,10 @@ def number_in(name: str, value: Any, unit: Any) -> float:
             raise ValueError(f"{name}: expected a Quantity in {unit.get_name()}, received {value}")
         value = value.value_in_unit(unit)
     try:
+        if isinstance(value, (*TRUTH_VALUES, str, bytes)):  # of which float() makes numbers too
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}: expected a number or Quantity in {unit.get_name()}, received {value!r}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number in {unit.get_name()}, received {number}")

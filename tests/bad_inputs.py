@@ -34,6 +34,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipepti
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm
 NUMBERS = [8, 1, 1]
 BOX = np.eye(3) * 1.2
+GRID = np.indices((51, 1, 1)).reshape(3, -1).T * 0.11  # nm
 
 
 class Given:
@@ -494,6 +495,10 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Topologies", "a negative index", of_model(atoms=[0, 1, -1]), ValueError, "atoms: expected indices of at least 0, received -1"),
     ("Topologies", "an index that no System has", of_model(atoms=[0, 1, 10**9]), ValueError,
      "atoms: expected indices below 10000000, received 1000000000"),
+    ("Topologies", "a set, which has no order", of_model(atoms={5, 3, 1}), TypeError,
+     "atoms: expected a sequence of integers, received a set; pass a list, whose order counts"),
+    ("Topologies", "atoms by their elements", of_model(atoms={0: "O", 1: "H", 2: "H"}), TypeError,
+     "atoms: expected a sequence of integers, received a dict; pass a list, whose order counts"),
     ("Topologies", "an atom that the topology has not", lambda g: dict(model=g.model, topology=g.topology(["O", "H"]), atoms=[0, 2]),
      ValueError, "atoms: expected indices below the topology's number of atoms, 2, received 2"),
     ("Topologies", "molecules of other atoms", of_model(molecules=[0, 1]), ValueError,
@@ -519,6 +524,10 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
      "total_charge: expected one charge for each of 3 molecules, received the single number 1; pass a list"),
     ("Charges", "a list that is too short", of_model(molecules=[0, 1, 2], total_charge=[1, 0]), ValueError,
      "total_charge: expected one charge for each of 3 molecules, received 2"),
+    ("Charges", "more than the molecule has protons", of_model(total_charge=40), ValueError,
+     "total_charge: expected at most 10 elementary charges, as many as the molecule has protons, received 40"),
+    ("Charges", "a huge charge of one of the molecules", of_model(molecules=[0, 0, 1], total_charge=[0, -1e308]), ValueError,
+     "total_charge: expected at most 1 elementary charges, as many as the molecule has protons, received -1e+308"),
     # positions
     ("Positions", "NaN", of_model(positions=[[0, np.nan, 0], *WATER[1:]]), ValueError,
      "positions: atom 0 (atomic number 8): expected finite coordinates, received [0.0, nan, 0.0]"),
@@ -533,6 +542,8 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Positions", "angstrom taken for nm, atoms far apart", of_model(positions=WATER * 10), UserWarning,
      "positions: atom 0 (atomic number 8): expected a neighbour closer than the cutoff of 0.45 nm, the nearest is 0.96 nm away (3 such atoms); "
      "the network takes them for free atoms: are the positions in nm?"),
+    ("Positions", "1 cm from the origin", of_model(positions=WATER + 1e7), ValueError,
+     "positions: expected lengths of at most 1e+06 nm, received 1e+07 nm"),
     ("Positions", "a temperature", of_model(positions=WATER * unit.kelvin), TypeError,
      "positions: expected lengths (a Quantity, or numbers in nm), received Quantity (Unit \"kelvin\" is not compatible with Unit \"nanometer\".)"),
     ("Positions", "another number of atoms", of_model(positions=WATER[:2]), ValueError,
@@ -547,7 +558,7 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
      "positions: expected lengths (a Quantity, or numbers in nm), received int ('int' object is not iterable)"),
     # boxes
     ("Boxes", "a box below twice the cutoff", of_model(box_vectors=np.eye(3) * 0.8), ValueError,
-     "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.8 nm; use a larger box or a larger number of molecules in it"),
+     "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.8 nm; use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"),
     ("Boxes", "a box of no volume", of_model(box_vectors=np.zeros((3, 3))), ValueError,
      "box_vectors: expected box vectors in OpenMM's reduced form (a along x, b in the xy plane, off-diagonal elements at most half the diagonal "
      "one), received …; openmm.app.internal.unitcell.reducePeriodicBoxVectors brings them there"),
@@ -556,6 +567,8 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
      "brings them there"),
     ("Boxes", "NaN", of_model(box_vectors=np.full((3, 3), np.nan)), ValueError,
      "box_vectors: expected finite box vectors, received …"),
+    ("Boxes", "a box without end", of_model(box_vectors=np.eye(3) * 1e300), ValueError,
+     "box_vectors: expected lengths of at most 1e+06 nm, received 1e+300 nm"),
     ("Boxes", "three lengths", of_model(box_vectors=[2.0, 2.0, 2.0]), ValueError, "box_vectors: expected shape (3, 3), received (3,)"),
     ("Boxes", "no box with periodic=True", of_model(periodic=True), ValueError,
      "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"),
@@ -571,12 +584,21 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Options", "a number for a flag", of_model(cuda_graphs=0), TypeError, "cuda_graphs: expected True or False, received 0"),
     ("Options", "a fraction for a count", of_model(max_pairs=2.5), ValueError,
      "max_pairs: expected an integer of at least 1, received 2.5"),
+    ("Options", "room for fewer pairs than there are", lambda g: dict(model=g.model, atomic_numbers=NUMBERS * 17, positions=GRID, max_pairs=100),
+     ValueError, "max_pairs: expected at least …, as many as there are pairs closer than the cutoff of 0.45 nm where the potential is "
+     "checked, received 100; pass more, or leave it out; for a system more dilute than a liquid pass positions too"),
     ("Options", "too few warm-up steps", of_model(warmup_steps=3), ValueError,
-     "warmup_steps: expected an integer of at least 10, received 3"),
+     "warmup_steps: expected an integer from 10 to 10000, received 3"),
+    ("Options", "more warm-up steps than a run has time for", of_model(warmup_steps=10**30), ValueError,
+     "warmup_steps: expected an integer from 10 to 10000, received 1000000000000000000000000000000"),
     ("Options", "a Coulomb cutoff for a model without charges", of_model(coulomb_cutoff=1.0), ValueError,
      "coulomb_cutoff: expected None for a model without a Coulomb interaction, received 1 nm; leave it out"),
     ("Options", "a temperature for a length", of_model(coulomb_cutoff=1 * unit.kelvin), ValueError,
      "coulomb_cutoff: expected a Quantity in nanometer, received 1 K"),
+    ("Options", "a flag for a length", of_model(coulomb_cutoff=True), TypeError,
+     "coulomb_cutoff: expected a number or Quantity in nanometer, received True"),
+    ("Options", "text for a length", of_model(coulomb_cutoff="1.2"), TypeError,
+     "coulomb_cutoff: expected a number or Quantity in nanometer, received '1.2'"),
     ("Options", "several models", of_model(model=["a.ckpt", "b.ckpt"]), ValueError,
      "model: expected one model, received a list; ensembles are not supported"),
     ("Options", "no model", of_model(model=None), TypeError, "model: expected a path, a name or a TensorNet, received NoneType"),
@@ -602,7 +624,7 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
      "box_vectors: expected None with periodic=False, received a box; pass periodic=True"),
     ("Writing files", "a box that is too small", "export_torchscript", of_water(box_vectors=BOX / 2, periodic=True), ValueError,
      "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.6 nm; use a larger box or a larger number of molecules "
-     "in it"),
+     "in it, or none for a molecule in vacuum (periodic=False, --vacuum)"),
     ("Writing files", "a word for a flag", "export_torchscript", of_water(tabulate="no"), TypeError,
      "tabulate: expected True or False, received 'no'"),
     ("Systems", "a structure in place of a topology", "create_system", lambda g: dict(topology=PDBFile(str(EXAMPLE)), model=g.model),
@@ -627,7 +649,7 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
     ("Runs", "NaN for a time step", "simulate", lambda g: g.run(timestep=float("nan")), ValueError,
      "timestep: expected a finite number in femtosecond, received nan"),
     ("Runs", "a fraction of a step", "simulate", lambda g: g.run(report_interval=2.5), ValueError,
-     "report_interval: expected an integer of at least 1, received 2.5"),
+     "report_interval: expected an integer from 1 to 2147483647, received 2.5"),
     ("Runs", "a fraction for a seed", "simulate", lambda g: g.run(seed=1.5), ValueError,
      "seed: expected an integer from 1 to 2147483647, received 1.5"),
     ("Runs", "a word for a flag", "simulate", lambda g: g.run(overwrite="no"), TypeError,
@@ -672,10 +694,10 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
      "step …, frame …: …NaN…; the last good checkpoint is …checkpoint.zip"),
     ("Runs", "a temperature that runs away", "simulate", lambda g: g.run(energy="-1e5*x", time=1), SimulationError,
      "step …, frame …: the temperature is … K, expected at most … K with a thermostat of 300 K (time step too long, a bad start, or a "
-     "geometry that the model does not know); the last good checkpoint is …checkpoint.zip"),
+     "geometry that the model does not know); the time step is 0.5 fs; the last good checkpoint is …checkpoint.zip"),
     ("Runs", "a bond that breaks", "simulate", lambda g: g.run(energy="-10*x^2-10*y^2", time=3, stop_at_broken_bond=True), SimulationError,
      "step …, frame …: the bond between atom 0 (O0 of MOL 1) and atom … (H… of MOL 1) is broken: expected at most 1.6 times its first length, "
-     "0.096… nm, found … nm; the last good checkpoint is …checkpoint.zip"),
+     "0.096… nm, found … nm; the time step is 0.5 fs; the last good checkpoint is …checkpoint.zip"),
     # the program
     ("The program", "an odd number of electrons", "openmm-tensornet",
      lambda g: ["simulate", "--model", "m", g.structure(lambda lines: [line for line in lines if " HH31" not in line])], ValueError,

@@ -1,6 +1,7 @@
 """The program: what it does, and what it says when it cannot."""
 
 import csv
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from openmm_tensornet import __version__, cli
+from openmm_tensornet.atoms import formal_charge
 from openmm_tensornet.structures import read_structure, total_charge
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +78,11 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"openmm-tensornet {__version__}\n"
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "openmm_tensornet", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"openmm-tensornet {__version__}\n")
 
 
 def test_help_names_the_defaults(capsys):
@@ -232,7 +239,7 @@ def test_structures_that_cannot_be(capsys, tmp_path, edit, text):
 
 def test_molecule_without_hydrogens(tmp_path):
     path = edited(tmp_path, without_hydrogens)
-    topology, positions, _ = read_structure(path, allow_no_hydrogens=True)
+    topology, positions = read_structure(path, allow_no_hydrogens=True)
     assert topology.getNumAtoms() == len(positions) == 10
 
 
@@ -244,7 +251,7 @@ def test_first_of_several_models(tmp_path):
 
     path = edited(tmp_path, twice)
     with pytest.warns(UserWarning, match="has 2 models, the first is used"):
-        topology, positions, _ = read_structure(path)
+        topology, positions = read_structure(path)
     assert topology.getNumAtoms() == 22
     assert positions[0][0]._value == pytest.approx(0.7237)
 
@@ -257,13 +264,105 @@ def test_mmcif(tmp_path):
     path = tmp_path / "alanine.cif"
     with open(path, "w") as file:
         app.PDBxFile.writeFile(pdb.topology, pdb.positions, file)
-    topology, positions, _ = read_structure(path)
+    topology, positions = read_structure(path)
     assert [a.element for a in topology.atoms()] == [a.element for a in pdb.topology.atoms()]
     assert topology.getNumBonds() == 21
     np.testing.assert_allclose(positions._value, pdb.getPositions(asNumpy=True)._value, atol=1e-6)
+    assert formal_charge(topology.atoms()) is None
     path.write_text(path.read_text().replace("_atom_site.type_symbol", "_atom_site.other"))
     with pytest.raises(ValueError, match="topology: expected an element for every atom, but atom 0"):
         read_structure(path)
+
+
+def with_charges(lines):
+    """The oxygens get charges in columns 79-80, in both ways of writing them."""
+    charges = iter(("1-", "-1"))
+    return [line.ljust(78)[:78] + next(charges) if line[12:16].strip() == "O" else line for line in lines]
+
+
+def as_mmcif(tmp_path, path):
+    """The same structure in PDBx/mmCIF, its formal charges too, which OpenMM does not write."""
+    from openmm import app
+
+    pdb, text = app.PDBFile(str(path)), io.StringIO()
+    app.PDBxFile.writeFile(pdb.topology, pdb.positions, text)
+    lines, atoms = text.getvalue().splitlines(), list(pdb.topology.atoms())
+    names = [line.strip() for line in lines if line.startswith("_atom_site.")]
+    column = names.index("_atom_site.pdbx_formal_charge")
+    rows = [k for k, line in enumerate(lines) if line.startswith(("ATOM", "HETATM"))]
+    for k, atom in zip(rows, atoms, strict=True):
+        fields = lines[k].split()
+        fields[column] = "?" if atom.formalCharge is None else str(atom.formalCharge)
+        lines[k] = " ".join(fields)
+    written = tmp_path / "charged.cif"
+    written.write_text("\n".join(lines) + "\n")
+    return written
+
+
+@pytest.mark.parametrize("kind", ["pdb", "cif"])
+def test_formal_charges_of_a_structure(capsys, tmp_path, kind):
+    path = edited(tmp_path, with_charges)
+    path = as_mmcif(tmp_path, path) if kind == "cif" else path
+    assert formal_charge(read_structure(path).topology.atoms()) == -2
+    said = refused(capsys, "simulate", "--model", "m", path)
+    assert "the formal charges of the file sum to -2; give it (--charge -2)" in said
+
+
+def test_formal_charges_that_are_contradicted(capsys, tmp_path, model_path, recwarn):
+    """By the force and by commands without one; the charge that was given is used."""
+    from openmm import app
+
+    from openmm_tensornet.system import force_class
+
+    path, model = edited(tmp_path, with_charges), model_path(MODEL)
+    topology = app.PDBFile(str(path)).topology
+    with pytest.warns(
+        UserWarning, match=r"^total_charge: the formal charges of the topology sum to -2, received 0, which is used"
+    ):
+        force_class()(model, topology, kernels="portable")
+    with pytest.warns(UserWarning) as caught:
+        force_class()(model, topology, kernels="portable", total_charge=-2)
+    assert not any("formal charges" in str(warning.message) for warning in caught)
+    assert (
+        cli.main(["export", "--model", str(model), str(path), "--charge", "0", "--output", str(tmp_path / "e.pt")]) == 0
+    )
+    assert "warning: --charge 0 contradicts the formal charges of the file, which sum to -2" in capsys.readouterr().err
+
+
+def test_several_places_of_an_atom_in_mmcif(tmp_path):
+    path = as_mmcif(tmp_path, EXAMPLE)
+    lines = path.read_text().splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith(("ATOM", "HETATM")))
+    fields = lines[at].split()
+    fields[4] = "B"  # label_alt_id
+    path.write_text("\n".join([*lines[: at + 1], " ".join(fields), *lines[at + 1 :]]) + "\n")
+    with pytest.raises(ValueError, match="23 atom records but 22 distinct atoms"):
+        read_structure(path)
+
+
+CRYST1 = "CRYST1    1.000    1.000    1.000  90.00  90.00  90.00 P 1           1"
+
+
+def test_a_placeholder_for_a_box(tmp_path, model_path):
+    from openmm import app
+
+    from openmm_tensornet.system import create_system
+
+    path = edited(tmp_path, lambda lines: [CRYST1, *lines])
+    with pytest.warns(UserWarning, match=r"the box \(CRYST1, _cell\) of 1 Å is a placeholder"):
+        assert read_structure(path).topology.getPeriodicBoxVectors() is None
+    with pytest.warns(UserWarning, match="^topology: the box of 1 Å is a placeholder"):
+        system = create_system(app.PDBFile(str(path)).topology, model_path(MODEL), kernels="portable")
+    assert not system.usesPeriodicBoundaryConditions()
+    small = edited(tmp_path, lambda lines: [CRYST1.replace("1.000", "3.000"), *lines])
+    assert read_structure(small).topology.getPeriodicBoxVectors() is not None
+
+
+def test_vacuum_leaves_the_box_out(capsys, tmp_path, model_path):
+    path = edited(tmp_path, lambda lines: [CRYST1.replace(" 1.000", " 8.000"), *lines])
+    arguments = ["export", "--model", model_path(MODEL), path, "--output", tmp_path / "e.pt"]
+    assert "received 0.8 nm" in (said := refused(capsys, *arguments)) and "--vacuum" in said
+    assert cli.main([*map(str, arguments), "--vacuum"]) == 0
 
 
 ACETATE = """acetate
@@ -303,7 +402,7 @@ def test_sdf_and_xyz(tmp_path):
     for structure, bonds, charge in ((found, 6, -1), (several, 6, -1), (plain, 0, None)):
         assert [a.element.symbol for a in structure.topology.atoms()] == [*"CCOOHHH"]
         assert structure.positions.shape == (7, 3) and structure.positions[2][1]._value == pytest.approx(0.109)
-        assert structure.topology.getNumBonds() == bonds and structure.formal_charge == charge
+        assert structure.topology.getNumBonds() == bonds and formal_charge(structure.topology.atoms()) == charge
     with pytest.raises(ValueError, match=r"--charge: .* formal charges of the file sum to -1; give it \(--charge -1\)"):
         total_charge(found, None)
     assert total_charge(found, -1) == -1
@@ -422,6 +521,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "coulomb_cutoff": None,
         "hydrogen_mass": None,
         "precision": "single",
+        "any_molecule": False,
         "charges": False,
         "output": "alanine_dipeptide-md",
         "time": 10,
@@ -429,6 +529,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "temperature": 300,
         "equilibration_time": 1,
         "report_interval": 200,
+        "kernels": "auto",
         "platform": None,
         "seed": None,
         "stop_at_broken_bond": False,
@@ -439,6 +540,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     arguments += "--time 1ns --timestep 1 --temperature 310K --equilibration-time 500fs".split()
     arguments += "--hydrogen-mass 3 --charge -2 --platform CUDA --precision double --seed 7".split()
     arguments += "--report-interval 50 --output o --resume --quiet --charges --coulomb-cutoff 1.1nm --stop-at-broken-bond".split()
+    arguments += "--kernels portable --any-molecule".split()
     assert cli.main(arguments) == 0
     del seen["positions"]
     assert seen == {
@@ -446,6 +548,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "coulomb_cutoff": 1.1 * unit.nanometer,
         "hydrogen_mass": 3 * unit.dalton,
         "precision": "double",
+        "any_molecule": True,
         "charges": True,
         "output": "o",
         "time": 1 * unit.nanosecond,
@@ -453,6 +556,7 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
         "temperature": 310 * unit.kelvin,
         "equilibration_time": 500 * unit.femtosecond,
         "report_interval": 50,
+        "kernels": "portable",
         "platform": "CUDA",
         "seed": 7,
         "stop_at_broken_bond": True,

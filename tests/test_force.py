@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import subprocess
 import sys
 from functools import cache
@@ -467,6 +468,16 @@ def test_importing_is_quiet():
     code = "import openmm_tensornet.force"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_importing_leaves_logging_as_it_was():
+    code = (
+        "import logging, sys\nroot = logging.getLogger()\nlogging.disable(int(sys.argv[1]))\nimport openmm_tensornet.force\n"
+        "print(root.manager.disable, root.handlers, root.filters, root.level)"
+    )
+    for level in (logging.CRITICAL, logging.NOTSET):
+        done = subprocess.run([sys.executable, "-c", code, str(level)], capture_output=True, text=True, timeout=120)
+        assert done.stdout == f"{level} [] [] {logging.WARNING}\n", done.stderr
 
 
 @pytest.mark.slow

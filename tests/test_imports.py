@@ -63,6 +63,7 @@ ORDER = (
     "structures",
     "validation",
     "cli",
+    "__main__",
 )
 SUBPACKAGES = ("kernels",)
 # Not installed everywhere, or slow to import.
@@ -240,6 +241,25 @@ def test_nothing_is_fetched_unless_a_model_is_asked_for_by_name(model_path):
     )
     done = run(code, str(model_path("variants/zero-layers")))
     assert (done.returncode, done.stdout) == (0, "and the trap works\n"), done.stderr
+
+
+def test_public_names_have_types():
+    """What type checkers see is what `__getattr__` gives."""
+    import openmm_tensornet
+
+    tree = ast.parse(read("__init__"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    typed = {alias.asname: node.module for node in block.body for alias in node.names if alias.asname == alias.name}
+    assert typed == openmm_tensornet._HOME
+
+
+@pytest.mark.slow
+def test_a_misspelt_argument_is_found_by_mypy(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from openmm_tensornet import TensorNetForce\nTensorNetForce('m.ckpt', percision='double')\n")
+    options = ["--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-m", "mypy", *options, script], capture_output=True, text=True, timeout=300)
+    assert 'Unexpected keyword argument "percision" for "TensorNetForce"' in done.stdout, done.stdout + done.stderr
 
 
 def test_unknown_names_are_attribute_errors():

@@ -1,8 +1,10 @@
 """The fused operators against their definitions: values and gradients, awkward sizes."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -390,6 +392,35 @@ def test_compiling_says_so(tmp_path):
         for _ in range(2)
     ]
     assert said[0].count("compiling kernels for this CPU") == 1 and "compiling" not in said[1]
+
+
+def test_functions_of_others_are_not_announced():
+    code = (
+        "import openmm_tensornet.kernels.cpu_program; from numba import njit\n@njit\ndef mine(x):\n    return x + 1\n"
+        "assert mine(1) == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_where_no_cache_can_be_written(tmp_path):
+    """Kernels are compiled without one, with a line that names the way out."""
+    copied = tmp_path / "openmm_tensornet"
+    package = Path(operators.__file__).parents[1]
+    shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__", "models"))
+    for folder in (copied, copied / "kernels"):
+        (folder / "__pycache__").touch()  # a file in the folder's place, so that nobody can write there
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "HOME": os.devnull,
+        "XDG_CACHE_HOME": f"{os.devnull}/cache",
+    }
+    environment.pop("NUMBA_CACHE_DIR", None)
+    code = "from openmm_tensornet.kernels import cpu_program as c; print(c.__file__, c.execute._cache.cache_path)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"{copied / 'kernels' / 'cpu_program.py'} None\n", done.stderr
+    assert done.stderr.count("\n") == 1 and "set NUMBA_CACHE_DIR to a folder" in done.stderr
 
 
 def test_every_operator_has_a_kernel_and_a_definition():

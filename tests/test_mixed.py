@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import copy
 import importlib
 import importlib.util
 from importlib.metadata import entry_points
@@ -172,6 +173,56 @@ def test_a_bond_that_leaves_the_region(solution, mm_system, model):
         ValueError, match=r"expected whole molecules, received a part that the bond of .* and .* leaves"
     ):
         create_mixed_system(solution.topology, mm_system, PEPTIDE[:10], model)
+
+
+def test_openmm_ml_is_told_of_the_range(model):
+    from openmm_tensornet.mlpotential import TensorNetPotentialFactory
+
+    assert TensorNetPotentialFactory().createImpl("tensornet", modelPath=model).getMLLongRange() is False
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+def test_molecules_stay_whole(solution, mm_system, model, mixed, interpolate):
+    """The bonds that openmm-ml removes are there at zero strength."""
+    system = mixed if interpolate else create_mixed_system(solution.topology, mm_system, PEPTIDE, model)
+    molecules = [
+        openmm.Context(
+            one, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference")
+        ).getMolecules()
+        for one in (system, mm_system)
+    ]
+    assert sorted(map(sorted, molecules[0])) == sorted(map(sorted, molecules[1]))
+
+
+def with_charges(system: openmm.System, total: float) -> openmm.System:
+    """A copy in which the first atom of the peptide has what is missing to `total`."""
+    changed = copy.deepcopy(system)
+    (force,) = [force for force in changed.getForces() if isinstance(force, openmm.NonbondedForce)]
+    charges = [force.getParticleParameters(k)[0]._value for k in PEPTIDE]
+    force.setParticleParameters(0, charges[0] + total - sum(charges), *force.getParticleParameters(0)[1:])
+    return changed
+
+
+@pytest.mark.filterwarnings("ignore:.*trained without total charges")
+def test_the_charge_is_that_of_the_force_field(solution, mm_system, model):
+    system = create_mixed_system(solution.topology, with_charges(mm_system, -2.02), PEPTIDE, model)
+    (force,) = tensornet_forces(system)
+    assert force.metadata["total_charge"] == [-2.0]
+    given = create_mixed_system(solution.topology, mm_system, PEPTIDE, model, total_charge=0 * unit.elementary_charge)
+    assert next(tensornet_forces(given)).metadata["total_charge"] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "text"),
+    [
+        (-2, {"total_charge": 0}, r"total_charge: expected -2, the sum of the force field's charges .*, received 0; "),
+        (0, {"total_charge": [1]}, r"total_charge: expected 0, the sum .* received \[1\]; "),
+        (0.4, {}, r"total_charge: expected the charge of the region, since the force field's sum to 0\.400; "),
+    ],
+)
+def test_charges_that_contradict_each_other(solution, mm_system, model, field, options, text):
+    with pytest.raises(ValueError, match=text):
+        create_mixed_system(solution.topology, with_charges(mm_system, field), PEPTIDE, model, **options)
 
 
 def test_options_that_do_not_exist(solution, mm_system, model):

@@ -50,14 +50,15 @@ def test_force_by_name(dipeptide):
     assert force.metadata["model"]["about"]["name"] == NAME
 
 
-def test_another_molecule_warns(bundled):
-    with pytest.warns(
-        UserWarning, match=r"trained for alanine dipeptide \(22 atoms\) and nothing else, .* \(3 atoms\)"
-    ):
+def test_another_molecule_is_refused_unless_told(bundled):
+    text = r"trained for alanine dipeptide \(22 atoms\) and nothing else, .* \(3 atoms\).*any_molecule=True \(--any-molecule\)"
+    with pytest.raises(ValueError, match=text):
         TensorNetForce(bundled, atomic_numbers=[8, 1, 1])
+    force = TensorNetForce(bundled, atomic_numbers=[8, 1, 1], any_molecule=True, kernels="portable")
+    assert force.metadata["atomic_numbers"] == [8, 1, 1]
 
 
-def test_replicas_of_the_molecule_do_not_warn(bundled):
+def test_replicas_of_the_molecule_are_taken(bundled):
     numbers = bundled.about["molecule"]["atomic_numbers"]
     TensorNetForce(bundled, atomic_numbers=numbers * 2, molecules=[0] * 22 + [1] * 22)
 

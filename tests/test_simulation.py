@@ -351,6 +351,46 @@ def test_topology_that_cannot_be(alanine):
 # ---------------------------------------------------------------------------------------------------- runs
 
 
+def test_a_long_time_step_is_warned_about(alanine, tmp_path):
+    """Unless hydrogens are heavier, or in constraints."""
+    system = spring_system(alanine.topology, stiffness=1)
+    options = dict(timestep=2, minimize=False, equilibration_time=0, time=0.01)
+    with pytest.warns(UserWarning, match=r"^timestep: expected at most 1 fs where hydrogens .*, received 2 fs"):
+        run(alanine, tmp_path / "a", system=system, **options)
+    run(alanine, tmp_path / "b", system=system, **options | {"timestep": 1})
+    for atom, other in alanine.topology.bonds():
+        if {atom.element.symbol, other.element.symbol} & {"H"}:
+            system.addConstraint(atom.index, other.index, 0.1)
+    assert not simulation._has_free_hydrogens(system)
+    heavy = spring_system(alanine.topology, stiffness=1)
+    for atom in alanine.topology.atoms():
+        heavy.setParticleMass(atom.index, max(3, atom.element.mass._value))
+    run(alanine, tmp_path / "d", system=heavy, **options)
+
+
+def test_names_of_residues_and_chains_are_kept(alanine, tmp_path):
+    for chain in alanine.topology.chains():
+        chain.id = "B"
+    for residue, number, code in zip(alanine.topology.residues(), ("41", "41", "9999"), ("", "A", ""), strict=True):
+        residue.id, residue.insertionCode = number, code
+    files = run(alanine, tmp_path / "run").files
+    for file in (files.start, files.final):
+        written = app.PDBFile(str(file)).topology
+        assert [chain.id for chain in written.chains()] == ["B"]
+        assert [(r.id, r.insertionCode.strip()) for r in written.residues()] == [("41", ""), ("41", "A"), ("9999", "")]
+
+
+@pytest.mark.parametrize("strength", [0, 1])
+def test_the_package_chooses_reference_in_place_of_cpu(alanine, model, strength):
+    """Its own bonds of zero strength are no work for the CPU platform; others are."""
+    system = create_system(alanine.topology, model)
+    fastest = openmm.Context(system, openmm.VerletIntegrator(0.001)).getPlatform().getName()
+    (bonds,) = [force for force in system.getForces() if isinstance(force, openmm.HarmonicBondForce)]
+    bonds.setBondParameters(3, *bonds.getBondParameters(3)[:3], strength)
+    chosen, _ = simulation._choose_platform(system, None, None)
+    assert chosen.getName() == ("Reference" if fastest == "CPU" and not strength else fastest)
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_files_of_a_run(alanine, tmp_path, platform):
     import mdtraj
@@ -389,6 +429,7 @@ def test_energies_belong_to_the_frames(alanine, tmp_path, platform):
         assert float(row["potential_energy_kJ_per_mol"]) == pytest.approx(energy, rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:timestep")
 def test_temperature_is_kept(alanine, tmp_path):
     options = dict(time=40, report_interval=100, equilibration_time=2, timestep=2, friction=5, temperature=250)
     files = run(alanine, tmp_path, **options).files
@@ -852,7 +893,8 @@ def test_nan_stops_the_run(alanine, tmp_path, monkeypatch, platform):
     monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
     options = dict(minimize=False, equilibration_time=0, report_interval=20, time=2, temperature=2e4)
     with pytest.raises(
-        SimulationError, match=r"step \d+, frame \d+: .*NaN.*; the last good checkpoint is .*\.zip"
+        SimulationError,
+        match=r"step \d+, frame \d+: .*NaN.*; the time step is 0\.5 fs.*; the last good checkpoint is .*\.zip",
     ) as caught:
         run(alanine, tmp_path, platform, system=cliff_system(alanine.topology), **options)
     files = simulation.RunFiles.in_directory(tmp_path)

@@ -1,7 +1,8 @@
-"""The scale parameter in openmmtools' compound states."""
+"""States of openmmtools: the scale parameter in compound ones, and plain ones of one System."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 
@@ -15,9 +16,10 @@ pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not in
 with warnings.catch_warnings():  # of the packages that it imports
     warnings.simplefilter("ignore")
     states = pytest.importorskip("openmmtools.states", reason="openmmtools is not installed")
+    from openmmtools import cache
 
-from openmm_tensornet import TensorNetForce, load_model
 from openmm_tensornet.states import CompoundState, ScaleParameterState
+from openmm_tensornet.system import force_class
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
 
@@ -26,14 +28,17 @@ class MLState(ScaleParameterState):
     lambda_ml = states.GlobalParameterState.GlobalParameter("lambda_ml", standard_value=1.0)
 
 
-@pytest.fixture(scope="module")
-def system() -> openmm.System:
-    model = load_model(VARIANTS["zero-layers"].checkpoint)
+def water(model, backend: str, **options) -> openmm.System:
     system = openmm.System()
     for mass in (16.0, 1.0, 1.0):
         system.addParticle(mass)
-    system.addForce(TensorNetForce(model, atomic_numbers=[8, 1, 1], precision="double", scale_parameter="lambda_ml"))
+    system.addForce(force_class(backend)(model, atomic_numbers=[8, 1, 1], kernels="portable", **options))
     return system
+
+
+@pytest.fixture(scope="module")
+def system() -> openmm.System:
+    return water(VARIANTS["zero-layers"].checkpoint, "torch", precision="double", scale_parameter="lambda_ml")
 
 
 def energy(context: openmm.Context) -> float:
@@ -67,6 +72,32 @@ def test_reduced_potentials_and_copies(system):
     context = state.create_context(openmm.VerletIntegrator(0.0005), openmm.Platform.getPlatformByName("Reference"))
     expected = energy(context) / (0.00831446261815324 * 300)
     assert state.reduced_potential(context) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "python"])
+def test_plain_states_of_one_system_share_a_context(backend, model_path):
+    """openmmtools compares the XML of Systems, in which openmmtorch gives the module's archive another name every time."""
+    made = water(model_path("variants/zero-layers"), backend)
+    whole = openmm.CustomCVForce("E")
+    whole.addCollectiveVariable("E", copy.deepcopy(made.getForce(0)))
+    for thing in (made, made.getForce(0), whole):
+        text = openmm.XmlSerializer.serialize(thing)
+        assert text == openmm.XmlSerializer.serialize(thing) and len(text) > 10_000
+    assert pickle.dumps(made) == pickle.dumps(made)
+    first, *others = (states.ThermodynamicState(made, t * unit.kelvin) for t in (300, 310, 320))
+    assert all(first.is_state_compatible(other) for other in others)
+    contexts = cache.ContextCache(platform=openmm.Platform.getPlatformByName("Reference"))
+    for state in (first, *others):
+        contexts.get_context(state, openmm.LangevinMiddleIntegrator(state.temperature, 1, 0.0005))
+    assert len(contexts) == 1
+
+
+def test_states_of_different_models_are_not_compatible(model_path):
+    first, second = (
+        states.ThermodynamicState(water(model_path(f"variants/{name}"), "torch"), 300 * unit.kelvin)
+        for name in ("zero-layers", "atomref-old-layout-old-head")
+    )
+    assert not first.is_state_compatible(second)
 
 
 def test_a_system_without_it(system):

@@ -7,6 +7,7 @@ each array the index of its base address, its offset in bytes, and its shape.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from enum import IntEnum, auto
 from pathlib import Path
@@ -125,7 +126,6 @@ def _widen(x, out):
 def _compiled(sources: int) -> Callable:
     """What runs sequences. Numba's cache looks at one file and at what a function encloses, which is a number for all files."""
 
-    @njit(cache=True, **OPTIONS)
     def execute(addresses, first, last, width, values, r):
         """Run a part of a sequence.
 
@@ -271,7 +271,14 @@ def _compiled(sources: int) -> Callable:
             elif which == Kernel.add:
                 _add(_one(c, 0, b, d), _one(c, 1, b, d), n[0], _one(c, 2, b, d))
 
-    return execute
+    try:
+        return njit(cache=True, **OPTIONS)(execute)
+    except RuntimeError:  # what Numba raises where it finds no place for its cache
+        logging.getLogger("openmm_tensornet").warning(
+            "openmm-tensornet: no folder for compiled kernels can be written, so every process compiles them anew, for about a minute; "
+            "set NUMBA_CACHE_DIR to a folder that can be, or use kernels='portable' (--kernels portable)"
+        )
+        return njit(**OPTIONS)(execute)
 
 
 _SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(charges.__file__), Path(tabulate.__file__)]

@@ -23,12 +23,12 @@ LANES = 8  # the most of a vector
 
 
 class _SayOnce(event.Listener):
-    """Says what the user is waiting for; kernels that come from Numba's cache are not compiled."""
+    """Says what the user is waiting for; kernels that come from Numba's cache are not compiled, and other functions are not ours."""
 
     said = False
 
-    def on_start(self, _: event.Event) -> None:
-        if not self.said:
+    def on_start(self, started: event.Event) -> None:
+        if not self.said and started.data["dispatcher"].py_func.__module__.startswith(__package__):
             self.said = True
             logging.getLogger("openmm_tensornet").warning(
                 "openmm-tensornet: compiling kernels for this CPU, which takes about a minute, once for each precision"

@@ -1,0 +1,8 @@
+"""``python -m openmm_tensornet``: the program of :mod:`.cli`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
