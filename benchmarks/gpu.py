@@ -23,7 +23,7 @@ from openmm_tensornet.registry import find_model
 
 from .measure import Settings, Worker, WorkerFailed
 from .report import digits, table
-from .run import SHARED, describe, log
+from .run import MODELS, describe, log
 from .systems import CASES, ROOT
 
 CASE_SECONDS = 150
@@ -231,7 +231,7 @@ def _without_folders(value: Any) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases and write JSON and Markdown after each; 0, 1 where a check failed or was not run, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--model", default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint, or a model's name")
+    parser.add_argument("--model", default=MODELS / "aceff-1.1.ckpt", help="checkpoint, or a model's name")
     parser.add_argument(
         "--output", type=Path, help="JSON file, beside which the table goes (default: benchmarks/results/gpu.json)"
     )

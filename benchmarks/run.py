@@ -20,7 +20,7 @@ from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, mea
 from .systems import CASES, ROOT, Case
 
 FORMAT = 1
-SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", ROOT.parent / "shared"))
+MODELS = Path(os.environ.get("OPENMM_TENSORNET_MODELS", ROOT.parent / "shared" / "models"))
 PEERS = {"openmm-ml": ROOT / ".venv-peers" / "bin" / "python"}
 QUICK_ATOMS = 200
 QUICK_ROUNDS = 3
@@ -32,7 +32,7 @@ BREAKDOWN_EVALUATIONS = 200
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Time this package and its peers.")
-    parser.add_argument("--model", type=Path, default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint")
+    parser.add_argument("--model", type=Path, default=MODELS / "aceff-1.1.ckpt", help="checkpoint")
     parser.add_argument("--peers", action="store_true", help="time the peers too, once they agree")
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms")

@@ -3,7 +3,7 @@
 The weights come from a generator whose numbers are the same everywhere, so that only the energies and forces need to be kept:
 
     make oracle
-    .venv-peers/bin/python tests/charge_variants.py ../shared/data/variant_references.json tests/charge_references.json
+    .venv-peers/bin/python tests/charge_variants.py tests/data/variant_references.json tests/data/charge_references.json
 """
 
 from __future__ import annotations

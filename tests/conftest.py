@@ -1,4 +1,4 @@
-"""Shared data: real weights and reference numbers, read in place from the folder `shared` beside the repository."""
+"""Models and reference numbers that many tests use, from tests/data and, for AceFF's weights, a folder of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 
 from openmm_tensornet.atoms import Atoms
 
-SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", Path(__file__).parents[1].parent / "shared"))
+DATA = Path(__file__).parent / "data"
+MODELS = Path(os.environ.get("OPENMM_TENSORNET_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 KJ_PER_EV = 96.48533212331
 
 
@@ -41,12 +42,7 @@ class Case:
 
 
 def _load(name: str) -> dict:
-    path = SHARED / "data" / name
-    if not path.exists():
-        raise pytest.UsageError(
-            f"the shared test data are missing: {path}; set OPENMM_TENSORNET_SHARED to their folder"
-        )
-    return json.loads(path.read_text())
+    return json.loads((DATA / name).read_text())
 
 
 def _aceff(name: str, system: dict, model: str) -> Case:
@@ -55,7 +51,7 @@ def _aceff(name: str, system: dict, model: str) -> Case:
     cutoff = reference.get("coulomb_cutoff_angstrom")
     return Case(
         name,
-        SHARED / "models" / f"{model}.ckpt",
+        MODELS / f"{model}.ckpt",
         Atoms.make(system["atomic_numbers"], None, system["total_charge"]),
         np.array(system["positions_angstrom"]) / 10,
         None if box is None else np.array(box) / 10,
@@ -68,7 +64,7 @@ def _aceff(name: str, system: dict, model: str) -> Case:
 def _variant(name: str, case: dict) -> Case:
     return Case(
         name,
-        SHARED / "models" / "variants" / case["checkpoint"],
+        DATA / "variants" / case["checkpoint"],
         Atoms.make(case["atomic_numbers"], case["molecule_index"], case["total_charge"] or [0, 0, 0]),
         np.array(case["positions_angstrom"]) / 10,
         None,
@@ -103,8 +99,7 @@ CASES = ACEFF | VARIANTS
 # Models with charges
 ACEFF2 = {f"{name}-2.0": _aceff(f"{name}-2.0", system, "aceff-2.0") for name, system in _SYSTEMS.items()}
 CHARGE_VARIANTS = {
-    name: _charge_variant(name, reference)
-    for name, reference in json.loads((Path(__file__).parent / "charge_references.json").read_text())["cases"].items()
+    name: _charge_variant(name, reference) for name, reference in _load("charge_references.json")["cases"].items()
 }
 CHARGE_CASES = ACEFF2 | CHARGE_VARIANTS
 SMALL = {name: case for name, case in CASES.items() if case.box is None}
@@ -115,15 +110,14 @@ torch.set_num_threads(1)
 PLATFORMS = ["Reference", "CPU"]
 
 
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    return SHARED
+def checkpoint_path(name: str) -> Path:
+    """Path of a checkpoint by name: "aceff-1.1" or "variants/zero-layers"."""
+    return (DATA if name.startswith("variants/") else MODELS) / f"{name}.ckpt"
 
 
 @pytest.fixture(scope="session")
 def model_path():
-    """Path of a shared checkpoint by name, as in model_path("aceff-1.1") or model_path("variants/zero-layers")."""
-    return lambda name: SHARED / "models" / f"{name}.ckpt"
+    return checkpoint_path
 
 
 @pytest.fixture(scope="session", params=PLATFORMS)

@@ -215,10 +215,10 @@ def test_peers_environment_has_what_the_worker_imports():
     assert printed.stdout.strip() == "set()"
 
 
-def test_run_from_end_to_end(shared_dir, tmp_path, capsys, monkeypatch):
+def test_run_from_end_to_end(model_path, tmp_path, capsys, monkeypatch):
     for name, value in {"QUICK_ROUNDS": 1, "QUICK_SECONDS": 0.01, "BREAKDOWN_EVALUATIONS": 3}.items():
         monkeypatch.setattr(run, name, value)
-    model = shared_dir / "models" / "aceff-1.1.ckpt"
+    model = model_path("aceff-1.1")
     options = ["--quick", "--breakdown", "--cases", "alanine-dipeptide", "--output", str(tmp_path)]
     assert run.main([*options, "--model", str(model)]) == 0
     table = (tmp_path / "quick.md").read_text()

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import ACEFF2, CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, SHARED
+from conftest import ACEFF2, CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, MODELS
 
 from openmm_tensornet import load_model
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
@@ -311,6 +311,6 @@ def test_a_scalar_model_ignores_what_it_has_for_coulomb(edited):
 
 
 def test_known_model():
-    model = load_model(SHARED / "models" / "aceff-2.0.ckpt")
+    model = load_model(MODELS / "aceff-2.0.ckpt")
     assert isinstance(model, TensorNet2) and model.elements is not None
     assert model.metadata["config"]["q_dim"] == 16 and model.metadata["config"]["coulomb_cutoff"] is None

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, VARIANTS
+from conftest import DATA, VARIANTS, checkpoint_path
 from openmm import unit
 
 from openmm_tensornet import load_model
@@ -25,14 +25,14 @@ from openmm_tensornet.export import model_hash
 from openmm_tensornet.neighbors import find_pairs
 from openmm_tensornet.priors import D2, ZBL, Atomref
 
-NAMES = sorted(path.stem for path in (SHARED / "models" / "variants").glob("*.ckpt"))
+NAMES = sorted(path.stem for path in (DATA / "variants").glob("*.ckpt"))
 SCALAR = "model.representation_model.tensor_embedding.linears_scalar.1"
 HEAD = "model.output_model.output_network"
 FLOAT64 = 1e-12
 
 
 def read(name: str) -> dict:
-    return torch.load(SHARED / "models" / f"{name}.ckpt", weights_only=True)
+    return torch.load(checkpoint_path(name), weights_only=True)
 
 
 def write(path, content, **options):
@@ -76,7 +76,7 @@ def same_weights(a, b):
 def test_every_weight_of_the_file_is_in_the_model(name):
     content = read(name)
     options = content["hyper_parameters"]
-    model = load_model(SHARED / "models" / f"{name}.ckpt")
+    model = load_model(checkpoint_path(name))
     dtype = {32: torch.float32, 64: torch.float64}[options["precision"]]
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert not model.training
