@@ -12,6 +12,7 @@ import pytest
 from benchmarks import measure, report, run
 from benchmarks.systems import CASES, ROOT, load, parse_xyz
 from openmm_tensornet import load_model
+from openmm_tensornet.registry import find_model
 
 SETTINGS = measure.Settings("some.ckpt", rounds=2, block_seconds=0.01)
 
@@ -215,10 +216,10 @@ def test_peers_environment_has_what_the_worker_imports():
     assert printed.stdout.strip() == "set()"
 
 
-def test_run_from_end_to_end(model_path, tmp_path, capsys, monkeypatch):
+def test_run_from_end_to_end(tmp_path, capsys, monkeypatch):
     for name, value in {"QUICK_ROUNDS": 1, "QUICK_SECONDS": 0.01, "BREAKDOWN_EVALUATIONS": 3}.items():
         monkeypatch.setattr(run, name, value)
-    model = model_path("aceff-1.1")
+    model = find_model("alanine-dipeptide-gfn2")
     options = ["--quick", "--breakdown", "--cases", "alanine-dipeptide", "--output", str(tmp_path)]
     assert run.main([*options, "--model", str(model)]) == 0
     table = (tmp_path / "quick.md").read_text()

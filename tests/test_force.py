@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import openmm
 import pytest
 import torch
-from conftest import ACEFF, ACEFF2, CASES, KJ_PER_EV, VARIANTS, Case
+from conftest import ACEFF, CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published
 from openmm import unit
 from openmm.app import Element, Topology
 
@@ -25,6 +26,7 @@ from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.potential import copy_double
+from openmm_tensornet.registry import MODELS, KnownModel
 from openmm_tensornet.testing import reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
@@ -35,7 +37,7 @@ SMALL_VARIANT = "atomref-old-layout-old-head"
 @cache
 def cached_system(name: str, precision: str) -> openmm.System:
     """Building a force takes seconds, and copying one copies its tables; every platform uses the same System."""
-    case = CASES[name]
+    case = (CASES | PUBLISHED)[name]
     atoms = case.atoms
     molecules = atoms.molecules if len(atoms.charges) > 1 else None
     charge = atoms.charges if molecules else atoms.charges[0]
@@ -79,9 +81,9 @@ def evaluate(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.
 
 @pytest.mark.filterwarnings("ignore:.*trained without total charges")
 @pytest.mark.parametrize("precision", ["double", "single"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *published(PUBLISHED, quick=("acetate", "triclinic"))])
 def test_oracle(name, precision, platform):
-    case = CASES[name]
+    case = (CASES | PUBLISHED)[name]
     energy, forces = evaluate(context_of(cached_system(name, precision), platform), case.positions)
     energy_error = abs(energy - case.energies.sum()) / len(forces)
     force_error = np.abs(forces - case.forces).max()
@@ -98,9 +100,10 @@ def test_oracle(name, precision, platform):
         assert relative < (1e-5 if case.box is None else 3e-5)
 
 
+@pytest.mark.published("aceff-1.1")
 def test_toluene_has_the_published_energy(platform):
-    context = context_of(cached_system("toluene", "double"), platform)
-    energy, _ = evaluate(context, ACEFF["toluene"].positions)
+    context = context_of(cached_system("published-toluene", "double"), platform)
+    energy, _ = evaluate(context, PUBLISHED["published-toluene"].positions)
     assert energy * KJ_PER_EV == pytest.approx(-6976.5704, abs=1e-3)
 
 
@@ -333,7 +336,9 @@ class TestArguments:
         with pytest.raises(error, match=text):
             TensorNetForce(model, atomic_numbers=[8])
 
-    def test_an_element_that_the_model_was_not_trained_on(self, model_path):
+    def test_an_element_that_the_model_was_not_trained_on(self, model_path, monkeypatch):
+        digest = hashlib.sha256(model_path("aceff-1.1").read_bytes()).hexdigest()
+        monkeypatch.setitem(MODELS, "known", KnownModel("", "f.ckpt", sha256=digest, elements=(1, 6, 8)))
         with pytest.raises(ValueError, match=r"atom 0 \(Fe0, residue MOL 1, Fe\).*trained on .* received 26"):
             TensorNetForce(model_path("aceff-1.1"), topology_of(["Fe", "H"]))
 
@@ -470,12 +475,13 @@ def test_importing_is_quiet():
 
 
 @pytest.mark.slow
+@pytest.mark.published("aceff-1.1", "aceff-2.0")
 @pytest.mark.parametrize(
     ("case", "picoseconds", "platform_name"),
     [
-        (ACEFF["alanine-dipeptide"], 5, "Reference"),
-        (ACEFF["alanine-dipeptide"], 5, "CPU"),
-        (ACEFF2["alanine-dipeptide-2.0"], 10, "CPU"),
+        (PUBLISHED["published-alanine-dipeptide"], 5, "Reference"),
+        (PUBLISHED["published-alanine-dipeptide"], 5, "CPU"),
+        (PUBLISHED2["published-alanine-dipeptide-2.0"], 10, "CPU"),
     ],
     ids=["AceFF-1.1-Reference", "AceFF-1.1-CPU", "AceFF-2.0-CPU"],
 )

@@ -59,6 +59,7 @@ ORDER = (
     "runfiles",
     "simulation",
     "analysis",
+    "check",
     "structures",
     "validation",
     "cli",

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from conftest import WEIGHTS
 from openmm.app import PDBFile
 
 from openmm_tensornet import TensorNetForce, cli, load_model, registry
@@ -88,6 +89,13 @@ def test_unknown_names():
         find_model("aceff-3")
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.published(name)) for name in WEIGHTS])
+def test_published_weights(name):
+    path, _ = WEIGHTS[name]
+    assert path.stat().st_size > 1_000_000
+    assert load_model(path).elements == (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 35, 53)
+
+
 @pytest.fixture
 def nowhere(monkeypatch, tmp_path):
     """No folder of this machine that holds published models."""
@@ -106,8 +114,8 @@ def test_without_huggingface_hub(nowhere, monkeypatch, download):
         find_model("aceff-1.1", download=download)
 
 
-WEIGHTS = b"weights"
-KNOWN = KnownModel("", "f.ckpt", "a/b", "main", hashlib.sha256(WEIGHTS).hexdigest())
+CONTENT = b"weights"
+KNOWN = KnownModel("", "f.ckpt", "a/b", "main", hashlib.sha256(CONTENT).hexdigest())
 
 
 class Hub:
@@ -115,7 +123,7 @@ class Hub:
 
     def __init__(self, folder):
         self.published, self.cached = folder / "published.ckpt", folder / "cached.ckpt"
-        self.published.write_bytes(WEIGHTS)
+        self.published.write_bytes(CONTENT)
         self.asked = []
 
     def hf_hub_download(self, repo_id, filename, *, revision=None, local_files_only=False):
@@ -154,7 +162,7 @@ def test_another_version_in_the_cache_is_replaced(hub):
     hub.cached.write_bytes(b"older")
     with pytest.raises(ValueError, match="another version of the model"):
         find_model("published", download=False)
-    assert find_model("published").read_bytes() == WEIGHTS
+    assert find_model("published").read_bytes() == CONTENT
 
 
 def test_a_published_file_that_has_changed(hub):
@@ -186,10 +194,10 @@ def test_the_cache_of_the_real_huggingface_hub(nowhere, monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"published could not be fetched \(Cannot find .*\); download f.ckpt"):
         find_model("published", download=False)
     repository, commit = tmp_path / "models--a--b", "0" * 40
-    for file, content in (("refs/main", commit.encode()), (f"snapshots/{commit}/f.ckpt", WEIGHTS)):
+    for file, content in (("refs/main", commit.encode()), (f"snapshots/{commit}/f.ckpt", CONTENT)):
         (repository / file).parent.mkdir(parents=True)
         (repository / file).write_bytes(content)
-    assert find_model("published").read_bytes() == WEIGHTS
+    assert find_model("published").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("file", ["f.ckpt", "published.ckpt"])
@@ -200,7 +208,7 @@ def test_folders_come_before_the_cache(hub, monkeypatch, tmp_path, where, file):
         folder.mkdir()
     monkeypatch.setenv(registry.FOLDER_VARIABLE, str(folders["named"]))
     monkeypatch.setattr(registry, "_BESIDE_CHECKOUT", folders["beside"])
-    (folders[where] / file).write_bytes(WEIGHTS)
+    (folders[where] / file).write_bytes(CONTENT)
     assert find_model("published") == folders[where] / file
     (folders[where] / file).write_bytes(b"newer")
     with pytest.raises(ValueError, match="another version of the model; pass the path if you trust it"):
