@@ -144,7 +144,7 @@ PLATFORMS = ["Reference", "CPU"]
 
 
 def checkpoint_path(name: str) -> Path:
-    """Path of a checkpoint by name: "variants/zero-layers", or "aceff-1.1" for its stand-in."""
+    """Path of a checkpoint by name: "variants/zero-layers", a small one of `seeded`, or "aceff-1.1" for its stand-in."""
     return DATA / f"{name}.ckpt" if name.startswith("variants/") else SEEDED[name]
 
 

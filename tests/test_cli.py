@@ -397,7 +397,7 @@ def test_simulate(capsys, tmp_path, model, platform):
 
 
 def test_resuming_with_another_model_or_charge(capsys, tmp_path, model_path):
-    model = model_path("aceff-1.1")
+    model = model_path("no-layers")
     common = ["simulate", EXAMPLE, "--platform", "CPU", "--output", tmp_path / "out", *SHORT]
     assert cli.main([str(a) for a in [*common, "--model", model]]) == 0
     capsys.readouterr()
