@@ -1,7 +1,10 @@
 """Models by name: the one in the package, and published ones without any network."""
 
 import hashlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,3 +225,37 @@ def test_a_folder_of_models_that_does_not_exist(hub, monkeypatch):
         FileNotFoundError, match="OPENMM_TENSORNET_MODELS: expected a folder, received '/no/such/folder'"
     ):
         find_model("published")
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_comparisons_without_the_weights_are_skipped_and_said(tmp_path, required):
+    """Or fail, where `--require-models` asks for them."""
+    (tmp_path / "aceff_v1.1.ckpt").write_bytes(b"another version")
+    (tmp_path / "aceff_v2.0.ckpt").write_bytes(b"another version")
+    options = ["--require-models"] if required else []
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"{__file__}::test_published_weights",
+            *options,
+        ],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {registry.FOLDER_VARIABLE: str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == required
+    if required:
+        assert "2 errors" in done.stdout and done.stdout.count("Failed: compares with the numbers of aceff-") >= 2
+        assert "`make models` fetches its weights" in done.stdout and "another version" in done.stdout
+    else:
+        assert "2 skipped" in done.stdout
+        assert (
+            "2 tests that compare with published numbers were skipped: the weights of aceff-1.1 and aceff-2.0 are not here. "
+            "To run them: make models" in done.stdout
+        )
