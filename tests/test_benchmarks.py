@@ -206,7 +206,21 @@ def test_worker_failure_shows_its_cause():
 def test_model_that_is_missing_is_named(capsys):
     with pytest.raises(SystemExit):
         run.main(["--model", "missing.ckpt"])
-    assert "expected a checkpoint, received missing.ckpt" in capsys.readouterr().err
+    assert "received 'missing.ckpt', which does not exist" in capsys.readouterr().err
+
+
+def test_without_the_weights(capsys, monkeypatch, tmp_path):
+    """Nothing is downloaded: it says what fetches them, and what needs none."""
+    (tmp_path / "aceff_v1.1.ckpt").write_bytes(b"another version")
+    (tmp_path / "aceff_v2.0.ckpt").write_bytes(b"another version")
+    monkeypatch.setenv("OPENMM_TENSORNET_MODELS", str(tmp_path))
+    with pytest.raises(SystemExit):
+        run.main([])
+    said = capsys.readouterr().err
+    assert "another version" in said and "`make models` fetches" in said and "alanine-dipeptide-gfn2" in said
+    output = ["--output", str(tmp_path)]
+    assert run.main(["--model", "alanine-dipeptide-gfn2", "--cases", "alanine-dipeptide-charges", *output]) == 1
+    assert "alanine-dipeptide-charges: left out: " in capsys.readouterr().err
 
 
 def test_peers_environment_has_what_the_worker_imports():
