@@ -116,6 +116,55 @@ def variant() -> tuple[Case, TensorNetForce]:
     return Case(case.name, case.checkpoint, case.atoms, spread, None, case.energies, case.forces), force
 
 
+@cache
+def small_force(*numbers: int, **options) -> TensorNetForce:
+    """A force of the small model in double precision; every platform uses the same."""
+    return TensorNetForce(VARIANTS[SMALL_VARIANT].checkpoint, atomic_numbers=numbers, precision="double", **options)
+
+
+@cache
+def box_of(kind: str) -> np.ndarray:
+    box = np.diag([1.4, 1.3, 1.2])
+    if kind == "triclinic":
+        box[1, 0], box[2, 0], box[2, 1] = 0.5, -0.4, 0.6
+    return box
+
+
+@cache
+def boxed_force(kind: str) -> TensorNetForce:
+    case = VARIANTS[SMALL_VARIANT]
+    return TensorNetForce(
+        case.checkpoint, atomic_numbers=case.atoms.numbers, box_vectors=box_of(kind), precision="double"
+    )
+
+
+@cache
+def copies_force() -> TensorNetForce:
+    """Four molecules at the same place."""
+    case = ACEFF["chloroiodomethane"]
+    return TensorNetForce(
+        case.checkpoint,
+        atomic_numbers=case.atoms.numbers * 4,
+        molecules=np.repeat(np.arange(4), len(case.positions)),
+        precision="double",
+    )
+
+
+@cache
+def serialized_force() -> TensorNetForce:
+    """In single precision, with properties and a force group of its own."""
+    case = VARIANTS[SMALL_VARIANT]
+    force = TensorNetForce(
+        case.checkpoint,
+        atomic_numbers=case.atoms.numbers,
+        box_vectors=box_of("rectangular"),
+        cuda_graphs=False,
+        warmup_steps=17,
+    )
+    force.setForceGroup(5)
+    return force
+
+
 class TestInvariances:
     def test_rotation_and_translation(self, variant, platform):
         case, force = variant
@@ -157,11 +206,7 @@ class TestInvariances:
     @pytest.mark.parametrize("box_kind", ["rectangular", "triclinic"])
     def test_lattice_translation(self, variant, platform, box_kind):
         case, _ = variant
-        box = np.diag([1.4, 1.3, 1.2])
-        if box_kind == "triclinic":
-            box[1, 0], box[2, 0], box[2, 1] = 0.5, -0.4, 0.6
-        model = load_model(case.checkpoint)
-        force = TensorNetForce(model, atomic_numbers=case.atoms.numbers, box_vectors=box, precision="double")
+        box, force = box_of(box_kind), boxed_force(box_kind)
         context = context_of(make_system(force, len(case.positions), box), platform)
         energy, forces = evaluate(context, case.positions)
         turns = np.random.default_rng(2).integers(-3, 4, size=(len(forces), 3))
@@ -169,14 +214,11 @@ class TestInvariances:
         assert moved == pytest.approx(energy, abs=1e-7)
         assert np.allclose(moved_forces, forces, rtol=0, atol=1e-6)
 
-    def test_subset_of_a_larger_system(self, variant, platform):
-        case, _ = variant
-        model = load_model(case.checkpoint)
-        z = [8, 1, 1]
+    def test_subset_of_a_larger_system(self, platform):
         x = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
-        alone = TensorNetForce(model, atomic_numbers=z, precision="double")
+        alone = small_force(8, 1, 1)
         energy, forces = evaluate(context_of(make_system(alone, 3), platform), x)
-        part = TensorNetForce(model, atomic_numbers=z, atoms=[4, 1, 7], precision="double")
+        part = small_force(8, 1, 1, atoms=(4, 1, 7))
         everywhere = np.random.default_rng(3).normal(size=(9, 3))
         everywhere[[4, 1, 7]] = x
         part_energy, part_forces = evaluate(context_of(make_system(part, 9), platform), everywhere)
@@ -187,12 +229,7 @@ class TestInvariances:
     def test_overlapping_copies(self, platform):
         case = ACEFF["chloroiodomethane"]
         n = len(case.positions)
-        force = TensorNetForce(
-            load_model(case.checkpoint),
-            atomic_numbers=case.atoms.numbers * 4,
-            molecules=np.repeat(np.arange(4), n),
-            precision="double",
-        )
+        force = copies_force()
         energy, forces = evaluate(context_of(make_system(force, 4 * n), platform), np.tile(case.positions, (4, 1)))
         assert energy / 4 == pytest.approx(case.energies[0], abs=n * 1e-7)
         assert np.allclose(forces, np.tile(case.forces, (4, 1)), rtol=0, atol=1e-6)
@@ -202,15 +239,7 @@ class TestSerialization:
     @pytest.mark.parametrize("way", ["deepcopy", "XML"])
     def test_round_trip(self, variant, platform, way):
         case, _ = variant
-        box = np.diag([1.4, 1.3, 1.2])
-        force = TensorNetForce(
-            load_model(case.checkpoint),
-            atomic_numbers=case.atoms.numbers,
-            box_vectors=box,
-            cuda_graphs=False,
-            warmup_steps=17,
-        )
-        force.setForceGroup(5)
+        box, force = box_of("rectangular"), serialized_force()
         system = make_system(force, len(case.positions), box)
         energy, forces = evaluate(context_of(system, platform), case.positions)
         if way == "deepcopy":
