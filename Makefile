@@ -8,8 +8,8 @@ DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
 DEMO_TIME ?= 10 ps
 SOAK_ARGS ?=
 PUBLISHED := aceff-1.1 aceff-2.0
-# Those that use the weights, or stand-ins for them.
-ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges docs model registry))
+# Some that use the weights, or stand-ins for them.
+ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges checkpoint model registry))
 # Those of the default extras; the CUDA ones ask for other versions of torch.
 CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
 PYTEST_ARGS ?= -n 2 --dist loadfile
