@@ -7,6 +7,9 @@ MODEL ?=
 DEMO_MODEL = $(or $(MODEL),alanine-dipeptide-gfn2)
 DEMO_TIME ?= 10 ps
 SOAK_ARGS ?=
+PUBLISHED := aceff-1.1 aceff-2.0
+# Some that use the weights, or stand-ins for them.
+ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges checkpoint model registry))
 # Those of the default extras; the CUDA ones ask for other versions of torch.
 CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -26,7 +29,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install constraints demo docs test test-slow test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
+.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,8 +49,23 @@ docs: $(STAMP)  ## build the documentation in out/docs; a warning is an error
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs out/docs
 	@echo "open out/docs/index.html"
 
-test: $(STAMP)  ## run the tests, except those that take minutes
+models: $(STAMP)  ## fetch AceFF's weights, which some tests and the benchmarks use
+	$(BIN)/python -m pip install -q $(CONSTRAINTS:%=-c %) -e '.[models]'
+	for name in $(PUBLISHED); do $(BIN)/openmm-tensornet info $$name || exit 1; done
+
+# Once here, both precisions at a time, rather than in each of the processes that run tests.
+kernels: $(STAMP)
+	@printf 'float32\nfloat64\n' | xargs -P 2 -I {} $(BIN)/python -c 'import torch; from openmm_tensornet.kernels import operators; \
+	    operators.available() and torch.ops.openmm_tensornet.normalize(torch.ones(9, 1, 3, dtype=torch.{}))'
+
+test: kernels  ## run the tests, except those that take minutes
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-alone: $(STAMP)  ## run ALONE_TESTS in a clone in an empty folder, with none of AceFF's weights to be found
+	rm -rf out/alone
+	git clone -q . out/alone/clone
+	cd out/alone/clone && HF_HUB_OFFLINE=1 HF_HUB_CACHE=$(CURDIR)/out/alone/hub OPENMM_TENSORNET_MODELS= PYTHONPATH=$(CURDIR)/out/alone/clone \
+	    $(CURDIR)/$(BIN)/python -m pytest $(ALONE_TESTS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
 	$(BIN)/python -m pytest -m slow -s

@@ -23,7 +23,7 @@ from openmm_tensornet.registry import find_model
 
 from .measure import Settings, Worker, WorkerFailed
 from .report import digits, table
-from .run import SHARED, describe, log
+from .run import MODEL, REMEDY, describe, has_weights, log
 from .systems import CASES, ROOT
 
 CASE_SECONDS = 150
@@ -231,7 +231,7 @@ def _without_folders(value: Any) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases and write JSON and Markdown after each; 0, 1 where a check failed or was not run, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--model", default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint, or a model's name")
+    parser.add_argument("--model", default=MODEL, help=f"checkpoint, or a known model's name (default: {MODEL})")
     parser.add_argument(
         "--output", type=Path, help="JSON file, beside which the table goes (default: benchmarks/results/gpu.json)"
     )
@@ -246,7 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"an NVIDIA GPU is missing: PyTorch {torch.__version__} sees none (--rehearse needs none)", file=sys.stderr
         )
         return 2
-    model = find_model(options.model)
+    try:
+        model = find_model(options.model, download=False)
+    except (OSError, ImportError, ValueError) as error:
+        parser.error(f"--model: {error}; {REMEDY}")
     output = options.output or ROOT / "benchmarks" / "results" / ("quick-gpu.json" if options.rehearse else "gpu.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     device, threads = ("cpu", 1) if options.rehearse else ("cuda", THREADS)
@@ -263,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
         replace_file(output, (json.dumps(results, indent=1) + "\n").encode())
         replace_file(output.with_suffix(".md"), render(results).encode())
 
-    charges = Path(CASES[CHARGES].checkpoint(str(model))).is_file()
+    charges = not options.rehearse and has_weights(CASES[CHARGES], model)
     chosen = rehearsal() if options.rehearse else plan(charges)
     commands = [Command("environment", {}), *(c for c in chosen if fnmatch(c.name, options.only))]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:

@@ -15,12 +15,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from openmm_tensornet.registry import find_model
+
 from . import report
 from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, measure, start
 from .systems import CASES, ROOT, Case
 
 FORMAT = 1
-SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", ROOT.parent / "shared"))
+MODEL = "aceff-1.1"
+REMEDY = "`make models` fetches AceFF's weights; --model alanine-dipeptide-gfn2 (make: MODEL=...) needs none"
 PEERS = {"openmm-ml": ROOT / ".venv-peers" / "bin" / "python"}
 QUICK_ATOMS = 200
 QUICK_ROUNDS = 3
@@ -32,7 +35,7 @@ BREAKDOWN_EVALUATIONS = 200
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Time this package and its peers.")
-    parser.add_argument("--model", type=Path, default=SHARED / "models" / "aceff-1.1.ckpt", help="checkpoint")
+    parser.add_argument("--model", default=MODEL, help=f"checkpoint, or a known model's name (default: {MODEL})")
     parser.add_argument("--peers", action="store_true", help="time the peers too, once they agree")
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help=f"short rounds, and by default up to {QUICK_ATOMS} atoms")
@@ -45,8 +48,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--name", help="of the result files (default: quick or full, and -peers)")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder")
     parsed = parser.parse_args(arguments)
+    try:
+        parsed.model = find_model(parsed.model, download=False)
+    except (OSError, ImportError, ValueError) as error:
+        parser.error(f"--model: {error}; {REMEDY}")
     if not parsed.model.is_file():
-        parser.error(f"--model: expected a checkpoint, received {parsed.model}, which does not exist")
+        parser.error(f"--model: expected a checkpoint, received {parsed.model}, which is no file")
     if parsed.threads < 1:
         parser.error(f"--threads: expected at least 1, received {parsed.threads}")
     if parsed.peers:
@@ -68,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         settings = replace(settings, rounds=QUICK_ROUNDS, block_seconds=QUICK_SECONDS)
     largest = QUICK_ATOMS if options.quick else max(case.atoms for case in CASES.values())
     names = options.cases or [n for n, case in CASES.items() if case.atoms <= largest]
+    names = [n for n in names if has_weights(CASES[n], options.model)]
+    if not names:
+        return 1
     name = options.name or ("quick" if options.quick else "full") + ("-peers" if options.peers else "")
     results = describe(settings, options.model)
     try:
@@ -82,6 +92,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     print(report.render(results))
     return 0
+
+
+def has_weights(case: Case, model: Path) -> bool:
+    """Whether the weights of a case are on this machine; says so if not."""
+    try:
+        case.checkpoint(model)
+    except (OSError, ImportError, ValueError) as error:
+        log(f"{case.name}: left out: {error}; {REMEDY}")
+        return False
+    return True
 
 
 def run_case(case: Case, settings: Settings, peers: bool) -> dict:

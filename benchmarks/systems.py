@@ -29,7 +29,7 @@ class Case:
     description : str
         A few words for the table.
     model : str, optional
-        A checkpoint beside that of the run, with which this case is timed instead.
+        Name of a known model, with which this case is timed instead of that of the run.
     """
 
     name: str
@@ -40,9 +40,13 @@ class Case:
     description: str
     model: str | None = None
 
-    def checkpoint(self, model: str) -> str:
-        """Path of the checkpoint of this case, given that of the run."""
-        return model if self.model is None else str(Path(model).parent / self.model)
+    def checkpoint(self, model: str | Path) -> str:
+        """Path of the checkpoint of this case, given that of the run; errors as `find_model` raises them."""
+        if self.model is None:
+            return str(model)
+        from openmm_tensornet.registry import find_model
+
+        return str(find_model(self.model, download=False).resolve())
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ CASES = {
             0,
             False,
             "alanine dipeptide, AceFF-2.0",
-            "aceff-2.0.ckpt",
+            "aceff-2.0",
         ),
         Case("testosterone", DATA / "testosterone.xyz", 49, 0, False, "testosterone"),
         Case("chignolin", DATA / "cln025.xyz", 166, -2, False, "chignolin variant CLN025"),

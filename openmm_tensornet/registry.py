@@ -1,4 +1,4 @@
-"""Models that are known by name: the one in the package, and published ones that are fetched when asked for."""
+"""Models that are known by name: the one in the package, and published ones that are found on this machine or fetched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+# A folder that holds published models, under their names or those of their files.
+FOLDER_VARIABLE = "OPENMM_TENSORNET_MODELS"
+# The same beside a checkout of the repository; nothing stands there for an installed package.
+_BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "models"
 _ACEFF_ELEMENTS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 35, 53)
 
 
@@ -76,15 +80,19 @@ def known_elements(sha256: str) -> tuple[int, ...] | None:
     return next((model.elements for model in MODELS.values() if model.sha256 == sha256), None)
 
 
-def find_model(model: str | os.PathLike) -> Path:
-    """The file of a model that is given by path or by name.
+def find_model(model: str | os.PathLike, *, download: bool = True) -> Path:
+    """Find the file of a model that is given by path or by name.
 
-    A file of that name comes first. A published model is fetched with huggingface_hub, into its cache, and held against its SHA-256.
+    A file at that path comes first. A published model is looked for in the folder that the environment variable
+    ``OPENMM_TENSORNET_MODELS`` names, in ``shared/models`` beside a checkout of the repository, and in the cache of
+    huggingface_hub, which downloads it otherwise. Its SHA-256 is verified where it is known.
 
     Parameters
     ----------
     model : path or str
         A path, or a key of :data:`MODELS`.
+    download : bool
+        Whether a published model may be downloaded.
 
     Returns
     -------
@@ -93,11 +101,12 @@ def find_model(model: str | os.PathLike) -> Path:
     Raises
     ------
     FileNotFoundError
-        If there is neither a file nor a model of that name, or the file cannot be fetched.
+        If there is neither a file nor a model of that name, or the model is not on this machine and cannot be
+        downloaded.
     ImportError
         If huggingface_hub is needed and missing.
     ValueError
-        If the fetched file is not the one that is known.
+        If the file found is another version than the one that is known.
     """
     name = os.fspath(model)
     if os.path.exists(name):
@@ -110,11 +119,36 @@ def find_model(model: str | os.PathLike) -> Path:
         )
     if not known.repository:
         return Path(__file__).parent / "models" / known.file
-    return _fetch(name, known)
+    for folder in _folders():
+        for file in (known.file, f"{name}.ckpt"):
+            if (folder / file).is_file():
+                return _verified(name, known, folder / file)
+    return _fetch(name, known, download)
 
 
-def _fetch(name: str, known: KnownModel) -> Path:
-    by_hand = f"download {known.file} from https://huggingface.co/{known.repository} and pass its path"
+def _folders() -> list[Path]:
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given and not Path(given).is_dir():
+        raise FileNotFoundError(f"{FOLDER_VARIABLE}: expected a folder, received {given!r}, which is none")
+    return [*([Path(given)] if given else []), _BESIDE_CHECKOUT]
+
+
+def _verified(name: str, known: KnownModel, path: Path) -> Path:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if known.sha256 and digest != known.sha256:
+        raise ValueError(
+            f"model: {name}: expected a file with SHA-256 {known.sha256}, received {digest} in {path}, "
+            "another version of the model; pass the path if you trust it"
+        )
+    return path
+
+
+def _fetch(name: str, known: KnownModel, download: bool) -> Path:
+    """The file in huggingface_hub's cache, after a download where there is none or another version."""
+    by_hand = (
+        f"download {known.file} from https://huggingface.co/{known.repository} and pass its path, "
+        f"or name its folder in {FOLDER_VARIABLE}"
+    )
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
@@ -122,16 +156,17 @@ def _fetch(name: str, known: KnownModel) -> Path:
             f"model: {name} is fetched with huggingface_hub, which cannot be imported ({error}); "
             f"`pip install huggingface_hub`, or {by_hand}"
         ) from error
-    try:
-        path = Path(hf_hub_download(known.repository, known.file, revision=known.revision))
-    except Exception as error:  # whatever its network library raises
-        raise FileNotFoundError(
-            f"model: {name} could not be fetched ({str(error).splitlines()[0][:200]}); {by_hand}"
-        ) from error
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if known.sha256 and digest != known.sha256:
-        raise ValueError(
-            f"model: {name}: expected a file with SHA-256 {known.sha256}, received {digest} in {path}; "
-            "the published file has changed: pass the path if you trust it"
-        )
-    return path
+    problem: Exception
+    for cached in (True, False) if download else (True,):
+        try:
+            path = hf_hub_download(known.repository, known.file, revision=known.revision, local_files_only=cached)
+        except Exception as error:  # whatever its network library raises
+            reason = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+            problem = FileNotFoundError(f"model: {name} could not be fetched ({reason}); {by_hand}")
+            problem.__cause__ = error
+            continue
+        try:
+            return _verified(name, known, Path(path))
+        except ValueError as error:
+            problem = error
+    raise problem

@@ -573,7 +573,7 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Boxes", "no box with periodic=True", of_model(periodic=True), ValueError,
      "periodic: expected a box with periodic=True, received none; pass box_vectors or a topology that has one"),
     # options
-    ("Options", "a misspelt one", of_model(precison="double"), TypeError, "…unexpected keyword argument 'precison'"),
+    ("Options", "a misspelt one", of_model(precison="double"), TypeError, "…unexpected keyword argument 'precison'…"),
     ("Options", "an unknown precision", of_model(precision="half"), ValueError,
      "precision: expected one of single, double, received 'half'"),
     ("Options", "a list for a word", of_model(precision=["single"]), ValueError,

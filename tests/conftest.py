@@ -1,22 +1,25 @@
-"""Shared data: real weights and reference numbers, read in place from the folder `shared` beside the repository."""
+"""Models and reference numbers that many tests use.
+
+AceFF's weights are another project's and may be missing. Tests that need no more than a model of that size take a stand-in with
+random weights; only comparisons with AceFF's own numbers have the marker `published`, which skips them.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import charge_variants
 import numpy as np
 import openmm
 import pytest
+import seeded
 import torch
 
 from openmm_tensornet.atoms import Atoms
+from openmm_tensornet.registry import find_model
 
-SHARED = Path(os.environ.get("OPENMM_TENSORNET_SHARED", Path(__file__).parents[1].parent / "shared"))
+DATA = seeded.DATA
 KJ_PER_EV = 96.48533212331
 
 
@@ -40,35 +43,53 @@ class Case:
         return torch.tensor(self.positions), None if self.box is None else torch.tensor(self.box)
 
 
-def _load(name: str) -> dict:
-    path = SHARED / "data" / name
-    if not path.exists():
-        raise pytest.UsageError(
-            f"the shared test data are missing: {path}; set OPENMM_TENSORNET_SHARED to their folder"
-        )
-    return json.loads(path.read_text())
+def _find_published(name: str) -> tuple[Path, str]:
+    """The file of a published model, and why there is none."""
+    try:
+        return find_model(name, download=False), ""
+    except (FileNotFoundError, ImportError, ValueError) as error:
+        return Path(name), str(error)
 
 
-def _aceff(name: str, system: dict, model: str) -> Case:
-    reference = system["reference"][model]
+def _seeded(name: str) -> Path:
+    path = Path(_FOLDER.name) / f"{name}.ckpt"
+    seeded.write(name, path)
+    return path
+
+
+def _aceff(name: str, system: dict, checkpoint: Path, energy: float, forces: list, cutoff: float | None) -> Case:
     box = system["box_angstrom"]
-    cutoff = reference.get("coulomb_cutoff_angstrom")
     return Case(
         name,
-        SHARED / "models" / f"{model}.ckpt",
+        checkpoint,
         Atoms.make(system["atomic_numbers"], None, system["total_charge"]),
         np.array(system["positions_angstrom"]) / 10,
         None if box is None else np.array(box) / 10,
-        np.array([reference["energy_eV"]]),
-        np.array(reference["forces_eV_per_angstrom"]),
+        np.array([energy]),
+        np.array(forces),
         None if cutoff is None else cutoff / 10,
     )
+
+
+def _aceff_cases(model: str, suffix: str = "") -> tuple[dict[str, Case], dict[str, Case]]:
+    """The systems with a stand-in and its numbers, and with the published model and its."""
+    stand_ins, published = {}, {}
+    for system_name, system in seeded.read("aceff_references.json")["systems"].items():
+        reference = system["reference"][model]
+        cutoff = reference.get("coulomb_cutoff_angstrom")
+        found = seeded.read("stand_in_references.json")["cases"][model][system_name]
+        name = f"{system_name}{suffix}"
+        stand_ins[name] = _aceff(name, system, SEEDED[model], found["energy"][0], found["forces"], cutoff)
+        numbers = reference["energy_eV"], reference["forces_eV_per_angstrom"]
+        name = f"published-{name}"
+        published[name] = _aceff(name, system, WEIGHTS[model][0], *numbers, cutoff)
+    return stand_ins, published
 
 
 def _variant(name: str, case: dict) -> Case:
     return Case(
         name,
-        SHARED / "models" / "variants" / case["checkpoint"],
+        DATA / "variants" / case["checkpoint"],
         Atoms.make(case["atomic_numbers"], case["molecule_index"], case["total_charge"] or [0, 0, 0]),
         np.array(case["positions_angstrom"]) / 10,
         None,
@@ -78,16 +99,12 @@ def _variant(name: str, case: dict) -> Case:
 
 
 def _charge_variant(name: str, reference: dict) -> Case:
-    """A small TensorNet2, written down for the tests, on the systems of the other variants."""
-    content = charge_variants.checkpoint(name)
-    content["state_dict"] = {key: torch.tensor(value) for key, value in content["state_dict"].items()}
-    path = Path(_FOLDER.name) / f"{name}.ckpt"
-    torch.save(content, path)
+    """A small TensorNet2 on the systems of the other variants."""
     plain = next(iter(VARIANTS.values()))
     return Case(
         name,
-        path,
-        Atoms.make(plain.atoms.numbers, plain.atoms.molecules, charge_variants.TOTAL_CHARGE),
+        SEEDED[name],
+        Atoms.make(plain.atoms.numbers, plain.atoms.molecules, seeded.TOTAL_CHARGE),
         plain.positions,
         None,
         np.array(reference["energy"]),
@@ -95,19 +112,30 @@ def _charge_variant(name: str, reference: dict) -> Case:
     )
 
 
-_SYSTEMS = _load("aceff_references.json")["systems"]
 _FOLDER = tempfile.TemporaryDirectory()
-ACEFF = {name: _aceff(name, system, "aceff-1.1") for name, system in _SYSTEMS.items()}
-VARIANTS = {name: _variant(name, case) for name, case in _load("variant_references.json")["cases"].items()}
+SEEDED = {name: _seeded(name) for name in seeded.CASES}
+WEIGHTS = {name: _find_published(name) for name in seeded.STAND_INS}
+ACEFF, PUBLISHED = _aceff_cases("aceff-1.1")
+VARIANTS = {name: _variant(name, case) for name, case in seeded.read("variant_references.json")["cases"].items()}
 CASES = ACEFF | VARIANTS
 # Models with charges
-ACEFF2 = {f"{name}-2.0": _aceff(f"{name}-2.0", system, "aceff-2.0") for name, system in _SYSTEMS.items()}
+ACEFF2, PUBLISHED2 = _aceff_cases("aceff-2.0", "-2.0")
 CHARGE_VARIANTS = {
-    name: _charge_variant(name, reference)
-    for name, reference in json.loads((Path(__file__).parent / "charge_references.json").read_text())["cases"].items()
+    name: _charge_variant(name, reference) for name, reference in seeded.read("charge_references.json")["cases"].items()
 }
 CHARGE_CASES = ACEFF2 | CHARGE_VARIANTS
 SMALL = {name: case for name, case in CASES.items() if case.box is None}
+
+
+def published(cases: dict[str, Case], quick: tuple[str, ...] | None = None) -> list:
+    """Parameters of a test, for names of published cases; with `quick`, systems but these belong to `make test-slow`."""
+    model = "aceff-2.0" if cases is PUBLISHED2 else "aceff-1.1"
+    marks = {name: [pytest.mark.published(model)] for name in cases}
+    for name in marks:
+        if quick is not None and not any(system in name for system in quick):
+            marks[name].append(pytest.mark.slow)
+    return [pytest.param(name, marks=marks[name]) for name in cases]
+
 
 # Small systems: a second thread gains little, and on a busy machine spinning threads cost a lot.
 torch.set_num_threads(1)
@@ -115,15 +143,14 @@ torch.set_num_threads(1)
 PLATFORMS = ["Reference", "CPU"]
 
 
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    return SHARED
+def checkpoint_path(name: str) -> Path:
+    """Path of a checkpoint by name: "variants/zero-layers", a small one of `seeded`, or "aceff-1.1" for its stand-in."""
+    return DATA / f"{name}.ckpt" if name.startswith("variants/") else SEEDED[name]
 
 
 @pytest.fixture(scope="session")
 def model_path():
-    """Path of a shared checkpoint by name, as in model_path("aceff-1.1") or model_path("variants/zero-layers")."""
-    return lambda name: SHARED / "models" / f"{name}.ckpt"
+    return checkpoint_path
 
 
 @pytest.fixture(scope="session", params=PLATFORMS)
@@ -134,3 +161,34 @@ def platform(request) -> openmm.Platform:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+# ------------------------------------------------------------------------------------- AceFF's own numbers
+
+_REMEDY = "`make models` fetches its weights"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--require-models",
+        action="store_true",
+        help="fail, not skip, where the weights of a published model are missing",
+    )
+
+
+def pytest_runtest_setup(item):
+    for marker in item.iter_markers("published"):
+        for name in marker.args:
+            if WEIGHTS[name][1]:
+                stop = pytest.fail if item.config.getoption("--require-models") else pytest.skip
+                stop(f"compares with the numbers of {name}: {_REMEDY} ({WEIGHTS[name][1]})")
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if _REMEDY in str(r.longrepr)]
+    if skipped:
+        missing = " and ".join(name for name, (_, problem) in WEIGHTS.items() if problem)
+        terminalreporter.write_line(
+            f"{len(skipped)} tests that compare with published numbers were skipped: the weights of {missing} are not here. "
+            f"To run them: make models, or name their folder in OPENMM_TENSORNET_MODELS."
+        )

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import measure, report, run
 from benchmarks.systems import CASES, ROOT, load, parse_xyz
 from openmm_tensornet import load_model
+from openmm_tensornet.registry import find_model
 
 SETTINGS = measure.Settings("some.ckpt", rounds=2, block_seconds=0.01)
 
@@ -205,7 +206,21 @@ def test_worker_failure_shows_its_cause():
 def test_model_that_is_missing_is_named(capsys):
     with pytest.raises(SystemExit):
         run.main(["--model", "missing.ckpt"])
-    assert "expected a checkpoint, received missing.ckpt" in capsys.readouterr().err
+    assert "received 'missing.ckpt', which does not exist" in capsys.readouterr().err
+
+
+def test_without_the_weights(capsys, monkeypatch, tmp_path):
+    """Nothing is downloaded: it says what fetches them, and what needs none."""
+    (tmp_path / "aceff_v1.1.ckpt").write_bytes(b"another version")
+    (tmp_path / "aceff_v2.0.ckpt").write_bytes(b"another version")
+    monkeypatch.setenv("OPENMM_TENSORNET_MODELS", str(tmp_path))
+    with pytest.raises(SystemExit):
+        run.main([])
+    said = capsys.readouterr().err
+    assert "another version" in said and "`make models` fetches" in said and "alanine-dipeptide-gfn2" in said
+    output = ["--output", str(tmp_path)]
+    assert run.main(["--model", "alanine-dipeptide-gfn2", "--cases", "alanine-dipeptide-charges", *output]) == 1
+    assert "alanine-dipeptide-charges: left out: " in capsys.readouterr().err
 
 
 def test_peers_environment_has_what_the_worker_imports():
@@ -215,10 +230,10 @@ def test_peers_environment_has_what_the_worker_imports():
     assert printed.stdout.strip() == "set()"
 
 
-def test_run_from_end_to_end(shared_dir, tmp_path, capsys, monkeypatch):
+def test_run_from_end_to_end(tmp_path, capsys, monkeypatch):
     for name, value in {"QUICK_ROUNDS": 1, "QUICK_SECONDS": 0.01, "BREAKDOWN_EVALUATIONS": 3}.items():
         monkeypatch.setattr(run, name, value)
-    model = shared_dir / "models" / "aceff-1.1.ckpt"
+    model = find_model("alanine-dipeptide-gfn2")
     options = ["--quick", "--breakdown", "--cases", "alanine-dipeptide", "--output", str(tmp_path)]
     assert run.main([*options, "--model", str(model)]) == 0
     table = (tmp_path / "quick.md").read_text()

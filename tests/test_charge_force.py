@@ -8,7 +8,7 @@ import numpy as np
 import openmm
 import pytest
 import torch
-from conftest import ACEFF2, CHARGE_VARIANTS, KJ_PER_EV, VARIANTS
+from conftest import ACEFF2, CHARGE_VARIANTS, KJ_PER_EV, PUBLISHED2, VARIANTS, published
 from openmm import unit
 from test_force import ENERGY, context_of, evaluate, make_system
 from test_simulation import EXAMPLE, killed_run, run
@@ -26,7 +26,7 @@ from openmm_tensornet.system import create_system
 @cache
 def cached_system(name: str, precision: str) -> openmm.System:
     """Making a force takes long; every platform uses the same System."""
-    case = ACEFF2[name]
+    case = (ACEFF2 | PUBLISHED2)[name]
     force = TensorNetForce(
         case.checkpoint,
         atomic_numbers=case.atoms.numbers,
@@ -42,9 +42,9 @@ def cached_system(name: str, precision: str) -> openmm.System:
 
 
 @pytest.mark.parametrize("precision", ["double", "single"])
-@pytest.mark.parametrize("name", ACEFF2)
+@pytest.mark.parametrize("name", [*ACEFF2, *published(PUBLISHED2, quick=("acetate", "triclinic"))])
 def test_oracle(name, precision, platform):
-    case = ACEFF2[name]
+    case = (ACEFF2 | PUBLISHED2)[name]
     system = cached_system(name, precision)
     context = context_of(system, platform)
     energy, forces = evaluate(context, case.positions)
@@ -67,8 +67,9 @@ def test_oracle(name, precision, platform):
     assert np.abs(charges - expected.numpy()).max() < {"double": 1e-6, "single": 1e-5}[precision]
 
 
+@pytest.mark.published("aceff-2.0")
 def test_toluene_with_a_reaction_field_in_vacuum():
-    case = ACEFF2["toluene-2.0"]
+    case = PUBLISHED2["published-toluene-2.0"]
     force = TensorNetForce(case.checkpoint, atomic_numbers=case.atoms.numbers, coulomb_cutoff=12 * unit.angstrom)
     assert force.metadata["coulomb_cutoff_nm"] == pytest.approx(1.2)
     context = context_of(make_system(force, 15), openmm.Platform.getPlatformByName("CPU"))

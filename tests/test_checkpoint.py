@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED, VARIANTS
+from conftest import DATA, VARIANTS, checkpoint_path
 from openmm import unit
 
 from openmm_tensornet import load_model
@@ -24,15 +24,16 @@ from openmm_tensornet.checkpoint import save_model
 from openmm_tensornet.export import model_hash
 from openmm_tensornet.neighbors import find_pairs
 from openmm_tensornet.priors import D2, ZBL, Atomref
+from openmm_tensornet.registry import MODELS, KnownModel
 
-NAMES = sorted(path.stem for path in (SHARED / "models" / "variants").glob("*.ckpt"))
+NAMES = sorted(path.stem for path in (DATA / "variants").glob("*.ckpt"))
 SCALAR = "model.representation_model.tensor_embedding.linears_scalar.1"
 HEAD = "model.output_model.output_network"
 FLOAT64 = 1e-12
 
 
 def read(name: str) -> dict:
-    return torch.load(SHARED / "models" / f"{name}.ckpt", weights_only=True)
+    return torch.load(checkpoint_path(name), weights_only=True)
 
 
 def write(path, content, **options):
@@ -76,7 +77,7 @@ def same_weights(a, b):
 def test_every_weight_of_the_file_is_in_the_model(name):
     content = read(name)
     options = content["hyper_parameters"]
-    model = load_model(SHARED / "models" / f"{name}.ckpt")
+    model = load_model(checkpoint_path(name))
     dtype = {32: torch.float32, 64: torch.float64}[options["precision"]]
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert not model.training
@@ -92,12 +93,13 @@ def test_every_weight_of_the_file_is_in_the_model(name):
     torch.testing.assert_close(torch.cat(held).sort().values, torch.cat(given).sort().values, rtol=0, atol=0)
 
 
-def test_hash_and_elements(model_path):
-    path = model_path("aceff-1.1")
-    model = load_model(path)
-    assert model.source_hash == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert model.elements == (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 35, 53)
-    assert load_model(model_path("variants/zero-layers")).elements is None
+def test_hash_and_elements(model_path, monkeypatch):
+    path = model_path("variants/zero-layers")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert load_model(path).source_hash == digest
+    assert load_model(path).elements is None
+    monkeypatch.setitem(MODELS, "known", KnownModel("", "f.ckpt", sha256=digest, elements=(1, 8)))
+    assert load_model(path).elements == (1, 8)
 
 
 @pytest.mark.parametrize("kind", [str, os.fspath, lambda path: path], ids=["str", "fspath", "Path"])

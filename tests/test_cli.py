@@ -16,13 +16,14 @@ from openmm_tensornet.structures import read_structure, total_charge
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "alanine_dipeptide.pdb"
 MODEL = "variants/zero-layers"
+BUNDLED = "alanine-dipeptide-gfn2"
 PLATFORMS = ["Reference", "CPU"]
 SHORT = ["--time", "10 fs", "--equilibration-time", "10 fs", "--report-interval", "5", "--seed", "3"]
 
 
 @pytest.fixture(scope="module")
-def model(model_path, tmp_path_factory):
-    """AceFF-1.1 exported for alanine dipeptide: made once and read fast."""
+def model(tmp_path_factory):
+    """The bundled model exported for alanine dipeptide: made once and read fast."""
     from openmm.app import PDBFile
 
     from openmm_tensornet.checkpoint import load_model
@@ -30,7 +31,7 @@ def model(model_path, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("model") / "alanine.pt"
     numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
-    export_torchscript(load_model(model_path("aceff-1.1")), path, atomic_numbers=numbers)
+    export_torchscript(load_model(BUNDLED), path, atomic_numbers=numbers)
     return path
 
 
@@ -494,13 +495,14 @@ def test_simulate(capsys, tmp_path, model, platform):
     assert len((output / "energies.csv").read_text().splitlines()) == 5
 
 
-def test_resuming_with_another_model_or_charge(capsys, tmp_path, model, model_path):
+def test_resuming_with_another_model_or_charge(capsys, tmp_path, model_path):
+    model = model_path("no-layers")
     common = ["simulate", EXAMPLE, "--platform", "CPU", "--output", tmp_path / "out", *SHORT]
     assert cli.main([str(a) for a in [*common, "--model", model]]) == 0
     capsys.readouterr()
     line = refused(capsys, *common, "--resume", "--model", model_path(MODEL))
     assert "expected the settings of the run, but model_hash was " in line
-    line = refused(capsys, *common, "--resume", "--model", model_path("aceff-1.1"), "--charge", "2")
+    line = refused(capsys, *common, "--resume", "--model", model, "--charge", "2")
     assert "total_charge was [0.0], now [2.0]; resume with what it was" in line
 
 

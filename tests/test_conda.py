@@ -28,6 +28,7 @@ from rattler_build.progress import SimpleProgressCallback  # noqa: E402
 
 # In the channel to work, not for their names alone.
 REAL = {"python", "pip", "setuptools"}
+SELF_TEST = "python -m openmm_tensornet.check"
 
 
 def make_channel(channel: Path, scratch: Path, requirements: list[str]) -> None:
@@ -136,12 +137,14 @@ def test_package_asks_for_what_the_recipe_says(unpacked):
 
 
 def needs_real_packages(test) -> bool:
-    """Whether a test of the recipe cannot run with stand-ins: those are marked by leaving pip's check to another test."""
-    return isinstance(test, rattler_build.PythonTest) and not test.pip_check
+    """Whether a test of the recipe cannot run with stand-ins: one that leaves pip's check to another test, and the self-test."""
+    if isinstance(test, rattler_build.PythonTest):
+        return not test.pip_check
+    return isinstance(test, rattler_build.CommandsTest) and SELF_TEST in str(test.script)
 
 
 def test_recipes_tests_pass_where_the_package_is_installed(package, channel):
-    """All but the last, and that of the contents, which the build has run."""
+    """All but the last two, and that of the contents, which the build has run."""
     tests = [test for test in package.tests if not needs_real_packages(test)]
     assert [type(test) for test in tests] == [rattler_build.PythonTest, rattler_build.CommandsTest]
     for test in tests:
@@ -150,11 +153,13 @@ def test_recipes_tests_pass_where_the_package_is_installed(package, channel):
 
 
 def test_unpacked_package_runs(package, unpacked, tmp_path):
-    """With the real packages, which the recipe's last test needs."""
-    (test,) = filter(needs_real_packages, package.tests)
+    """With the real packages, which the recipe's last tests need; the self-test is run by test_check.py."""
+    test, self_test = filter(needs_real_packages, package.tests)
+    assert SELF_TEST in str(self_test.script)
     code = (
         f"import sys, {', '.join(test.imports)}\n"
-        "from openmm_tensornet import cli\n"
+        "from openmm_tensornet import check, cli\n"
+        "check.read_reference()\n"
         "print(openmm_tensornet.__file__)\n"
         "sys.exit(cli.main(['info', 'alanine-dipeptide-gfn2', '--json']))\n"
     )

@@ -54,13 +54,13 @@ def mixed_example() -> dict:
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_blocks_run_in_order(page, shared_dir, tmp_path, monkeypatch):
+def test_blocks_run_in_order(page, model_path, tmp_path, monkeypatch):
     for package in ("openmmtorch", "openmmml", "matplotlib"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     os.symlink(PDB, tmp_path / PDB.name)
     for name in ("aceff-1.1.ckpt", "in-atomic-units.ckpt"):
-        os.symlink(shared_dir / "models" / "aceff-1.1.ckpt", tmp_path / name)
+        os.symlink(model_path("aceff-1.1"), tmp_path / name)
     monkeypatch.chdir(tmp_path)
     namespace = mixed_example() if page == "README.md" else {}
     for block in BLOCK.finditer(PAGES[page]):

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openmm_tensornet.registry import find_model
+
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -25,7 +27,7 @@ ELSEWHERE = {"replica_exchange", "train_alanine_dipeptide"}  # with test files o
 def own_checkpoint(folder: Path, text: str) -> None:
     import mdtraj
 
-    assert text.startswith("128 channels, 1 layers, cutoff 0.5 nm, elements [1, 5, 6, ")
+    assert text.startswith("64 channels, 1 layers, cutoff 0.5 nm, elements [1, 6, 7, 8]")
     assert [row[0] for row in csv.reader(text.splitlines()[2:])] == ["100", "200"]
     assert mdtraj.load(str(folder / "alanine_dipeptide.dcd"), top=str(STRUCTURE)).n_frames == 2
 
@@ -62,7 +64,7 @@ def switch_force_field(folder: Path, text: str) -> None:
 
 # Options, packages beside those of the extra cpu, and what must come out.
 RUNS = {
-    "alanine_dipeptide": (["{aceff}", "--time", "0.1"], ["mdtraj"], own_checkpoint),
+    "alanine_dipeptide": (["{checkpoint}", "--time", "0.1"], ["mdtraj"], own_checkpoint),
     "mixed_ml_mm": ([BUNDLED, "--time", "0.05", "--short", "0.02"], ["openmmml"], ml_mm),
     "replicas": ([BUNDLED, "--time", "0.002", "--replicas", "2"], [], replicas),
     "metadynamics": (["--time", "0.2"], [], metadynamics),
@@ -75,12 +77,12 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_example(name, tmp_path, model_path):
+def test_example(name, tmp_path):
     arguments, packages, check = RUNS[name]
     for package in packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    arguments = [text.format(aceff=model_path("aceff-1.1")) for text in arguments]
+    arguments = [text.format(checkpoint=find_model(BUNDLED)) for text in arguments]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=tmp_path,

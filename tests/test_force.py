@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import openmm
 import pytest
 import torch
-from conftest import ACEFF, ACEFF2, CASES, KJ_PER_EV, VARIANTS, Case
+from conftest import ACEFF, CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published
 from openmm import unit
 from openmm.app import Element, Topology
 
@@ -26,6 +27,7 @@ from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.potential import copy_double
+from openmm_tensornet.registry import MODELS, KnownModel
 from openmm_tensornet.testing import reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
@@ -36,7 +38,7 @@ SMALL_VARIANT = "atomref-old-layout-old-head"
 @cache
 def cached_system(name: str, precision: str) -> openmm.System:
     """Building a force takes seconds, and copying one copies its tables; every platform uses the same System."""
-    case = CASES[name]
+    case = (CASES | PUBLISHED)[name]
     atoms = case.atoms
     molecules = atoms.molecules if len(atoms.charges) > 1 else None
     charge = atoms.charges if molecules else atoms.charges[0]
@@ -80,9 +82,9 @@ def evaluate(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.
 
 @pytest.mark.filterwarnings("ignore:.*trained without total charges")
 @pytest.mark.parametrize("precision", ["double", "single"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *published(PUBLISHED, quick=("acetate", "triclinic"))])
 def test_oracle(name, precision, platform):
-    case = CASES[name]
+    case = (CASES | PUBLISHED)[name]
     energy, forces = evaluate(context_of(cached_system(name, precision), platform), case.positions)
     energy_error = abs(energy - case.energies.sum()) / len(forces)
     force_error = np.abs(forces - case.forces).max()
@@ -99,9 +101,10 @@ def test_oracle(name, precision, platform):
         assert relative < (1e-5 if case.box is None else 3e-5)
 
 
+@pytest.mark.published("aceff-1.1")
 def test_toluene_has_the_published_energy(platform):
-    context = context_of(cached_system("toluene", "double"), platform)
-    energy, _ = evaluate(context, ACEFF["toluene"].positions)
+    context = context_of(cached_system("published-toluene", "double"), platform)
+    energy, _ = evaluate(context, PUBLISHED["published-toluene"].positions)
     assert energy * KJ_PER_EV == pytest.approx(-6976.5704, abs=1e-3)
 
 
@@ -112,6 +115,55 @@ def variant() -> tuple[Case, TensorNetForce]:
     spread = case.positions + np.array(case.atoms.molecules)[:, None] * np.array([0.35, 0.1, 0.0])
     force = TensorNetForce(load_model(case.checkpoint), atomic_numbers=case.atoms.numbers, precision="double")
     return Case(case.name, case.checkpoint, case.atoms, spread, None, case.energies, case.forces), force
+
+
+@cache
+def small_force(*numbers: int, **options) -> TensorNetForce:
+    """A force of the small model in double precision; every platform uses the same."""
+    return TensorNetForce(VARIANTS[SMALL_VARIANT].checkpoint, atomic_numbers=numbers, precision="double", **options)
+
+
+@cache
+def box_of(kind: str) -> np.ndarray:
+    box = np.diag([1.4, 1.3, 1.2])
+    if kind == "triclinic":
+        box[1, 0], box[2, 0], box[2, 1] = 0.5, -0.4, 0.6
+    return box
+
+
+@cache
+def boxed_force(kind: str) -> TensorNetForce:
+    case = VARIANTS[SMALL_VARIANT]
+    return TensorNetForce(
+        case.checkpoint, atomic_numbers=case.atoms.numbers, box_vectors=box_of(kind), precision="double"
+    )
+
+
+@cache
+def copies_force() -> TensorNetForce:
+    """Four molecules at the same place."""
+    case = ACEFF["chloroiodomethane"]
+    return TensorNetForce(
+        case.checkpoint,
+        atomic_numbers=case.atoms.numbers * 4,
+        molecules=np.repeat(np.arange(4), len(case.positions)),
+        precision="double",
+    )
+
+
+@cache
+def serialized_force() -> TensorNetForce:
+    """In single precision, with properties and a force group of its own."""
+    case = VARIANTS[SMALL_VARIANT]
+    force = TensorNetForce(
+        case.checkpoint,
+        atomic_numbers=case.atoms.numbers,
+        box_vectors=box_of("rectangular"),
+        cuda_graphs=False,
+        warmup_steps=17,
+    )
+    force.setForceGroup(5)
+    return force
 
 
 class TestInvariances:
@@ -155,11 +207,7 @@ class TestInvariances:
     @pytest.mark.parametrize("box_kind", ["rectangular", "triclinic"])
     def test_lattice_translation(self, variant, platform, box_kind):
         case, _ = variant
-        box = np.diag([1.4, 1.3, 1.2])
-        if box_kind == "triclinic":
-            box[1, 0], box[2, 0], box[2, 1] = 0.5, -0.4, 0.6
-        model = load_model(case.checkpoint)
-        force = TensorNetForce(model, atomic_numbers=case.atoms.numbers, box_vectors=box, precision="double")
+        box, force = box_of(box_kind), boxed_force(box_kind)
         context = context_of(make_system(force, len(case.positions), box), platform)
         energy, forces = evaluate(context, case.positions)
         turns = np.random.default_rng(2).integers(-3, 4, size=(len(forces), 3))
@@ -167,14 +215,11 @@ class TestInvariances:
         assert moved == pytest.approx(energy, abs=1e-7)
         assert np.allclose(moved_forces, forces, rtol=0, atol=1e-6)
 
-    def test_subset_of_a_larger_system(self, variant, platform):
-        case, _ = variant
-        model = load_model(case.checkpoint)
-        z = [8, 1, 1]
+    def test_subset_of_a_larger_system(self, platform):
         x = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
-        alone = TensorNetForce(model, atomic_numbers=z, precision="double")
+        alone = small_force(8, 1, 1)
         energy, forces = evaluate(context_of(make_system(alone, 3), platform), x)
-        part = TensorNetForce(model, atomic_numbers=z, atoms=[4, 1, 7], precision="double")
+        part = small_force(8, 1, 1, atoms=(4, 1, 7))
         everywhere = np.random.default_rng(3).normal(size=(9, 3))
         everywhere[[4, 1, 7]] = x
         part_energy, part_forces = evaluate(context_of(make_system(part, 9), platform), everywhere)
@@ -185,12 +230,7 @@ class TestInvariances:
     def test_overlapping_copies(self, platform):
         case = ACEFF["chloroiodomethane"]
         n = len(case.positions)
-        force = TensorNetForce(
-            load_model(case.checkpoint),
-            atomic_numbers=case.atoms.numbers * 4,
-            molecules=np.repeat(np.arange(4), n),
-            precision="double",
-        )
+        force = copies_force()
         energy, forces = evaluate(context_of(make_system(force, 4 * n), platform), np.tile(case.positions, (4, 1)))
         assert energy / 4 == pytest.approx(case.energies[0], abs=n * 1e-7)
         assert np.allclose(forces, np.tile(case.forces, (4, 1)), rtol=0, atol=1e-6)
@@ -200,15 +240,7 @@ class TestSerialization:
     @pytest.mark.parametrize("way", ["deepcopy", "XML"])
     def test_round_trip(self, variant, platform, way):
         case, _ = variant
-        box = np.diag([1.4, 1.3, 1.2])
-        force = TensorNetForce(
-            load_model(case.checkpoint),
-            atomic_numbers=case.atoms.numbers,
-            box_vectors=box,
-            cuda_graphs=False,
-            warmup_steps=17,
-        )
-        force.setForceGroup(5)
+        box, force = box_of("rectangular"), serialized_force()
         system = make_system(force, len(case.positions), box)
         energy, forces = evaluate(context_of(system, platform), case.positions)
         if way == "deepcopy":
@@ -334,7 +366,9 @@ class TestArguments:
         with pytest.raises(error, match=text):
             TensorNetForce(model, atomic_numbers=[8])
 
-    def test_an_element_that_the_model_was_not_trained_on(self, model_path):
+    def test_an_element_that_the_model_was_not_trained_on(self, model_path, monkeypatch):
+        digest = hashlib.sha256(model_path("aceff-1.1").read_bytes()).hexdigest()
+        monkeypatch.setitem(MODELS, "known", KnownModel("", "f.ckpt", sha256=digest, elements=(1, 6, 8)))
         with pytest.raises(ValueError, match=r"atom 0 \(Fe0, residue MOL 1, Fe\).*trained on .* received 26"):
             TensorNetForce(model_path("aceff-1.1"), topology_of(["Fe", "H"]))
 
@@ -481,12 +515,13 @@ def test_importing_leaves_logging_as_it_was():
 
 
 @pytest.mark.slow
+@pytest.mark.published("aceff-1.1", "aceff-2.0")
 @pytest.mark.parametrize(
     ("case", "picoseconds", "platform_name"),
     [
-        (ACEFF["alanine-dipeptide"], 5, "Reference"),
-        (ACEFF["alanine-dipeptide"], 5, "CPU"),
-        (ACEFF2["alanine-dipeptide-2.0"], 10, "CPU"),
+        (PUBLISHED["published-alanine-dipeptide"], 5, "Reference"),
+        (PUBLISHED["published-alanine-dipeptide"], 5, "CPU"),
+        (PUBLISHED2["published-alanine-dipeptide-2.0"], 10, "CPU"),
     ],
     ids=["AceFF-1.1-Reference", "AceFF-1.1-CPU", "AceFF-2.0-CPU"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from benchmarks import gpu, gpu_worker
 from benchmarks.measure import WorkerFailed
 from benchmarks.systems import CASES
+from openmm_tensornet.registry import MODELS
 from openmm_tensornet.testing import Tolerance
 
 
@@ -147,8 +149,15 @@ def test_replicas_and_packings():
     replicas = gpu_worker.System.named("3 x alanine-dipeptide", "some.ckpt")
     assert len(replicas.structure.positions) == 66 and set(replicas.atoms.molecules) == {0, 1, 2}
     assert len(gpu_worker.System.named("23", "some.ckpt").atoms.numbers) == 23
-    charged = gpu_worker.System.named("alanine-dipeptide-charges", "folder/some.ckpt")
-    assert charged.checkpoint == "folder/aceff-2.0.ckpt"
+
+
+def test_a_case_with_a_model_of_its_own(monkeypatch, tmp_path):
+    known = replace(MODELS["aceff-2.0"], sha256="")
+    monkeypatch.setitem(MODELS, "aceff-2.0", known)
+    monkeypatch.setenv("OPENMM_TENSORNET_MODELS", str(tmp_path))
+    (tmp_path / known.file).touch()
+    charged = gpu_worker.System.named("alanine-dipeptide-charges", "some.ckpt")
+    assert charged.checkpoint == str(tmp_path / known.file)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

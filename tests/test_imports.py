@@ -60,6 +60,7 @@ ORDER = (
     "runfiles",
     "simulation",
     "analysis",
+    "check",
     "structures",
     "validation",
     "cli",

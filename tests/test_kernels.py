@@ -383,6 +383,7 @@ def test_near_pairs_of_atoms_far_away(size, box):
         assert int(found) == 0
 
 
+@pytest.mark.slow
 def test_compiling_says_so(tmp_path):
     """Once, and not where kernels come from the cache."""
     code = "import torch; from openmm_tensornet.kernels import operators; torch.ops.openmm_tensornet.normalize(torch.ones(9, 1, 3))"

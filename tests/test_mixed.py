@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import openmm
 import pytest
-from conftest import ACEFF, VARIANTS
+from conftest import PUBLISHED, VARIANTS
 from openmm import app, unit
 
 openmmml = pytest.importorskip("openmmml", reason="openmm-ml is not installed")
@@ -239,8 +239,9 @@ def example(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.published("aceff-1.1")
 def test_the_example_in_water(capsys):
-    results = example("mixed_ml_mm").main(str(ACEFF["toluene"].checkpoint), 20.0)
+    results = example("mixed_ml_mm").main(str(PUBLISHED["published-toluene"].checkpoint), 20.0)
     with capsys.disabled():
         print(results)
     assert abs(results["ML/MM temperature"] - 300) < 5

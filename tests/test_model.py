@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import ACEFF, CASES, KJ_PER_EV, SMALL, VARIANTS
+from conftest import ACEFF, CASES, KJ_PER_EV, PUBLISHED, SMALL, VARIANTS, published
 from torch import nn
 
 from openmm_tensornet import TensorNet, TensorNetConfig, load_model
@@ -103,9 +103,9 @@ def batch(molecule_sizes, seed=0, spread=1.0):
 # --------------------------------------------------------------------------------------------- the oracle
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *published(PUBLISHED)])
 def test_oracle(name):
-    case = CASES[name]
+    case = (CASES | PUBLISHED)[name]
     model = model_of(case.checkpoint)
     energy, forces = evaluate(model, case)
     tolerance = ORACLE_ZBL if any(isinstance(prior, ZBL) for prior in model.priors) else ORACLE
@@ -114,9 +114,10 @@ def test_oracle(name):
     assert np.abs(forces.numpy() - case.forces).max() < tolerance[1]
 
 
+@pytest.mark.published("aceff-1.1")
 def test_toluene():
     """The published energy of AceFF-1.1, −6976.57038 kJ/mol."""
-    case = ACEFF["toluene"]
+    case = PUBLISHED["published-toluene"]
     energy, _ = evaluate(model_of(case.checkpoint), case)
     assert float(energy) * KJ_PER_EV == pytest.approx(-6976.57038, abs=1e-4)
 

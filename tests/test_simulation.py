@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import openmm
 import pytest
+from conftest import DATA
 from openmm import app, unit
 
 from openmm_tensornet import program, runfiles, simulation
@@ -112,9 +113,9 @@ def water_topology(num_molecules, box=None):
 
 
 @pytest.fixture(scope="module")
-def water(shared_dir, model_path):
+def water(model_path):
     """System and positions (nm) of eight waters in a box of 1.24 nm."""
-    data = json.loads((shared_dir / "data" / "aceff_references.json").read_text())
+    data = json.loads((DATA / "aceff_references.json").read_text())
     data = data["systems"]["water-64-rectangular"]
     positions = np.array(data["positions_angstrom"]).reshape(64, 3, 3)[::8].reshape(-1, 3) / 10
     topology = water_topology(8, np.array(data["box_angstrom"]) / 10)
@@ -128,8 +129,8 @@ def masses(system):
 # ------------------------------------------------------------------------------------------ the example
 
 
-def test_example_structure_is_alanine_dipeptide(alanine, shared_dir):
-    data = json.loads((shared_dir / "data" / "aceff_references.json").read_text())
+def test_example_structure_is_alanine_dipeptide(alanine):
+    data = json.loads((DATA / "aceff_references.json").read_text())
     data = data["systems"]["alanine-dipeptide"]
     atoms = list(alanine.topology.atoms())
     assert [atom.element.atomic_number for atom in atoms] == data["atomic_numbers"]
