@@ -2,7 +2,8 @@
 
 The backward pass is derived, not written: the module is run once, with its call of `torch.autograd.grad`, and every ATen
 operator on the way, forward and backward, becomes a node of one straight-line graph. (`make_fx` does the same, but imports PyTorch's
-compiler for it: seconds and 100 MB.) Then everything that depends on constants alone is computed once.
+compiler for it: seconds and 100 MB.) That run is on the meta device, where tensors have shapes and no values, so that it takes neither
+time nor memory. Then everything that depends on constants alone is computed once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     module : nn.Module
         Its buffers become buffers of the result; it has no trainable parameters.
     example : tuple of Tensor
-        Inputs; their shapes and the devices become fixed, their values do not matter.
+        Inputs; their shapes become fixed, their values do not matter.
 
     Returns
     -------
@@ -44,13 +45,14 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     recorder = _Recorder()
-    for k, tensor in enumerate(example):
+    inputs, known = _without_values(*example), dict(zip(state, _without_values(*state.values()), strict=True))
+    for k, tensor in enumerate(inputs):
         node = recorder.nodes[tensor] = recorder.graph.placeholder(f"input{k}")
-        node.meta["tensors"] = _without_values(tensor)
-    for name, tensor in state.items():
-        recorder.constant(tensor, name.replace(".", "_"))
+        node.meta["tensors"] = (tensor,)
+    for name, tensor in known.items():
+        recorder.constant(tensor, name.replace(".", "_"), state[name])
     with recorder:
-        outputs = torch.func.functional_call(module, state, example)
+        outputs = torch.func.functional_call(module, known, inputs)
     graph, constants = recorder.graph, recorder.constants
     graph.output(tree_map(recorder.node, outputs))
     for node in list(graph.nodes):
@@ -59,6 +61,7 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     _fold(graph, constants)
+    _merge(graph)
     return _rebuild(graph, constants)
 
 
@@ -75,21 +78,24 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # PyTorch's compiler does not see this, and need not be imported to be told so
 
-    def constant(self, tensor: Tensor, name: str) -> fx.Node:
+    def constant(self, tensor: Tensor, name: str, value: Tensor) -> fx.Node:
         node = self.nodes[tensor] = self.graph.get_attr(name)
-        self.constants[node] = name, tensor.detach()
+        self.constants[node] = name, value.detach()
         return node
 
     def node(self, value):
         if not isinstance(value, Tensor):
             return value
-        return self.nodes[value] if value in self.nodes else self.constant(value, f"constant{len(self.constants)}")
+        known = value in self.nodes
+        return self.nodes[value] if known else self.constant(value, f"constant{len(self.constants)}", value)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        node = self.graph.call_function(func, *tree_map(self.node, (args, kwargs)))
+        recorded = {name: value for name, value in kwargs.items() if name != "device"}  # which here is meta
+        node = self.graph.call_function(func, *tree_map(self.node, (args, recorded)))
         result = func(*args, **kwargs)
-        node.meta["tensors"] = _without_values(result)
+        results = [result] if isinstance(result, Tensor) else [r for r in result if isinstance(r, Tensor)]
+        node.meta["tensors"] = _without_values(*results)
         if isinstance(result, Tensor):
             self.nodes[result] = node
         elif isinstance(result, (tuple, list)):
@@ -100,9 +106,8 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _without_values(results) -> tuple[Tensor, ...]:
-    """Shapes, strides and dtypes of results."""
-    tensors = [results] if isinstance(results, Tensor) else [r for r in results if isinstance(r, Tensor)]
+def _without_values(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Shapes, strides and dtypes."""
     return tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors)
 
 
@@ -134,6 +139,17 @@ def _fold(graph: fx.Graph, constants: dict) -> None:
                 f"folded_{node.name}",
                 value.detach().clone(memory_format=torch.contiguous_format),
             )
+
+
+def _merge(graph: fx.Graph) -> None:
+    """Call a custom operator once for the same arguments. (PyTorch's own stay: what backward computes again need not be kept.)"""
+    first: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten":
+            same = first.setdefault(repr((node.target, node.args, node.kwargs)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
 
 
 def _rebuild(graph: fx.Graph, constants: dict) -> fx.GraphModule:
