@@ -183,3 +183,15 @@ def select_outputs(program: fx.GraphModule, outputs: int | slice) -> fx.GraphMod
     graph.output(results[outputs])  # type: ignore[index]
     graph.eliminate_dead_code()
     return fx.GraphModule(program, graph)
+
+
+def share_buffers(program: fx.GraphModule, other: fx.GraphModule) -> None:
+    """Let buffers of `other` that equal one of `program` be that one, so that memory and files hold it once."""
+    known: dict = {}
+    for value in program.buffers():
+        known.setdefault((value.dtype, value.shape), []).append(value)
+    for name, value in list(other.named_buffers()):
+        candidates = known.get((value.dtype, value.shape), [])
+        same = [k for k, candidate in enumerate(candidates) if torch.equal(candidate, value)]
+        if same:  # each once: a module's buffers are told apart by their tensors
+            setattr(other, name, candidates.pop(same[0]))
