@@ -28,7 +28,7 @@ _IDENTITIES = {
 }
 
 
-def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
+def flatten(module: nn.Module, example: tuple[Tensor, ...], keep: bool = False) -> fx.GraphModule:
     """Flat, autograd-free equivalent of `module`.
 
     Parameters
@@ -37,6 +37,9 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
         Its buffers become buffers of the result; it has no trainable parameters.
     example : tuple of Tensor
         Inputs; their shapes become fixed, their values do not matter.
+    keep : bool
+        Whether what the backward pass computes again is kept from the forward pass: fewer operators, and more memory. Custom
+        operators are called once for the same arguments in any case.
 
     Returns
     -------
@@ -61,7 +64,7 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     _fold(graph, constants)
-    _merge(graph)
+    _merge(graph, keep)
     return _rebuild(graph, constants)
 
 
@@ -141,15 +144,18 @@ def _fold(graph: fx.Graph, constants: dict) -> None:
             )
 
 
-def _merge(graph: fx.Graph) -> None:
-    """Call a custom operator once for the same arguments. (PyTorch's own stay: what backward computes again need not be kept.)"""
+def _merge(graph: fx.Graph, every: bool) -> None:
+    """Compute once what every operator, or every custom one, computes from the same arguments."""
     first: dict[str, fx.Node] = {}
+    written = _written(graph)
     for node in list(graph.nodes):
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten":
-            same = first.setdefault(repr((node.target, node.args, node.kwargs)), node)
-            if same is not node:
-                node.replace_all_uses_with(same)
-                graph.erase_node(node)
+        own = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten"
+        if node.op != "call_function" or not (every or own) or written.intersection((node, *node.all_input_nodes)):
+            continue
+        same = first.setdefault(repr((node.target, node.args, node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _rebuild(graph: fx.Graph, constants: dict) -> fx.GraphModule:

@@ -141,7 +141,7 @@ class StaticPotential(Module):
         programs = [flatten(program, example)]
         if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
             gpu_program = StaticProgram(*given, gpu_rooms, on_gpu == "fused", gpu=True)
-            programs.append(flatten(gpu_program, example))
+            programs.append(flatten(gpu_program, example, keep=True))
             share_buffers(*programs)
         self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
         if len(programs) == 1:

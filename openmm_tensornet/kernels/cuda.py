@@ -47,9 +47,15 @@ from .cuda_steps import (
     vector,
 )
 
-NEIGHBORS = 32  # at a time
+NEIGHBORS = 32  # at a time, in single precision
 CHANNELS = 32  # of a program that sums over neighbors
 ELEMENTS = 128  # atoms times channels of a program that treats each by itself
+CHARGES = 16  # channels of a program that sums over a molecule
+
+
+def _at_once(like: Tensor) -> int:
+    """Neighbors at a time: registers hold half as many numbers in double precision."""
+    return NEIGHBORS * 4 // like.element_size()
 
 
 # ------------------------------------------------------------------------------------------------------------- pairs
@@ -201,7 +207,7 @@ def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff, 
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _embed[(atoms, triton.cdiv(channels, width))](
         distance, unit, pairs, by_atom, receiver, sender, own, table, result, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BLOCK=_at_once(own), WIDTH=width,
     )  # fmt: skip
 
 
@@ -296,7 +302,7 @@ def interact(distance, pairs, by_atom, own, table, cutoff, y, factor, both, resu
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _interact[(atoms, triton.cdiv(channels, width))](
         distance, pairs, by_atom, own, table, y, factor, result, message, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, cutoff=cutoff, BOTH=both, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BOTH=both, BLOCK=_at_once(y), WIDTH=width,
     )  # fmt: skip
 
 
@@ -345,7 +351,7 @@ def interact_backward(
     parts = triton.cdiv(channels, width)
     _message_backward[(atoms * parts + count,)](
         distance, pairs, by_atom, own, table, y, g_m, g_distance, g_y, count, atoms, channels, table.shape[0] - 2, parts,
-        cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
+        cutoff=cutoff, BLOCK=_at_once(y), WIDTH=width, ALL=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -387,7 +393,7 @@ def block_message(weight, scale, y, m) -> None:
     (atoms, slots), channels = scale.shape, y.shape[2]
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _block_message[(atoms, triton.cdiv(channels, width))](
-        weight, scale, y, m, atoms, slots, channels, BLOCK=NEIGHBORS, WIDTH=width
+        weight, scale, y, m, atoms, slots, channels, BLOCK=_at_once(y), WIDTH=width
     )
 
 
@@ -427,7 +433,7 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y) -> Non
     parts = triton.cdiv(channels, width)
     _block_message_backward[(atoms * parts + atoms * slots,)](
         g_m, weight, scale, y, g_weight, g_scale, g_y, atoms, slots, channels, parts,
-        BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
+        BLOCK=_at_once(y), WIDTH=width, ALL=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -444,7 +450,7 @@ def _of_molecule(h, molecule, first, atoms, channels, k, BLOCK: tl.constexpr):
 def _equilibrate(
     h, molecule, charge, result, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):
-    k = tl.arange(0, WIDTH)
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     charges = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
     shares = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
     for first in range(0, atoms, BLOCK):
@@ -459,16 +465,17 @@ def _equilibrate(
 
 def equilibrate(h, molecule, charge, q) -> None:
     atoms, channels = q.shape
-    _equilibrate[(len(charge),)](
-        h, molecule, charge, q, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=NEIGHBORS, WIDTH=triton.next_power_of_2(channels)
-    )  # fmt: skip
+    width = min(CHARGES, triton.next_power_of_2(channels))
+    _equilibrate[(len(charge), triton.cdiv(channels, width))](
+        h, molecule, charge, q, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=_at_once(q), WIDTH=width
+    )
 
 
 @triton.jit
 def _equilibrate_backward(
     g_q, h, molecule, charge, g_h, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):
-    k = tl.arange(0, WIDTH)
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     charges = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
     shares = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
     taken = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
@@ -489,10 +496,10 @@ def _equilibrate_backward(
 
 def equilibrate_backward(g_q, h, molecule, charge, g_h) -> None:
     atoms, channels = g_q.shape
-    _equilibrate_backward[(len(charge),)](
-        g_q, h, molecule, charge, g_h, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=NEIGHBORS,
-        WIDTH=triton.next_power_of_2(channels),
-    )  # fmt: skip
+    width = min(CHARGES, triton.next_power_of_2(channels))
+    _equilibrate_backward[(len(charge), triton.cdiv(channels, width))](
+        g_q, h, molecule, charge, g_h, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=_at_once(h), WIDTH=width
+    )
 
 
 def by_atom(pairs: Tensor, atoms: int, result: Tensor) -> None:
