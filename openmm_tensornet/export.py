@@ -377,7 +377,7 @@ def compile_potential(
     if potential.charge_program is not None:
         charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
     wrapper = _Periodic if periodic else _Cluster
-    program = scriptable(potential.gpu_program)
+    program: nn.Module = scriptable(potential.gpu_program)
     on_cpu = None if potential.program is potential.gpu_program else _cpu_program(potential)
     blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is not None:

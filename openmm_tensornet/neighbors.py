@@ -299,7 +299,10 @@ def _nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor |
     The results have room for `capacity` pairs, as NNPOps' have on a GPU. On a CPU it gives as many columns as there are pairs, and
     raises where the box is below twice the cutoff; here all are listed as lost then, so that energy and forces become NaN.
     """
-    pairs, vector = positions.new_full((2, capacity), -1, dtype=torch.int32), positions.new_full((capacity, 3), torch.nan)
+    pairs, vector = (
+        positions.new_full((2, capacity), -1, dtype=torch.int32),
+        positions.new_full((capacity, 3), torch.nan),
+    )
     if positions.device.type == "cpu" and box is not None and bool(box.diagonal().amin() < 2 * cutoff):
         return pairs, vector, pairs.new_full((1,), capacity + 1)
     neighbors, deltas, _, found = import_nnpops()(positions.contiguous(), cutoff, capacity, box, False)

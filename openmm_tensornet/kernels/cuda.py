@@ -73,7 +73,9 @@ def _near(positions, box, molecules, cutoff, atoms, i, j, PERIODIC: tl.constexpr
 
 
 @triton.jit
-def _count_near(positions, box, molecules, counts, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr):
+def _count_near(
+    positions, box, molecules, counts, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
+):
     i = tl.program_id(0)
     count = tl.zeros((BLOCK,), tl.int64)
     limit = tl.load(cutoff)
