@@ -58,7 +58,7 @@ def prepare(
         If an argument does not fit.
     """
     one_of("precision", precision, DTYPES)
-    one_of("kernels", kernels, ("auto", *KERNELS))
+    one_of("kernels", kernels, KERNELS)
     if max_pairs is not None:
         max_pairs = integer("max_pairs", max_pairs, 1)
     if unit.is_quantity(total_charge):

@@ -208,6 +208,11 @@ class PairSums(Module):
         return values.unflatten(1, (3, -1)), saved
 
 
+def _joined(chunks: list[Tensor]) -> Tensor:
+    """What the chunks of a list give; of one chunk without a copy."""
+    return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+
+
 def _scale_parts(rows: Tensor, factors: Tensor) -> Tensor:
     """Multiply rows, shape (C, 9, F), in place by factors of each part, shape (C, 3, F)."""
     for part, factor in zip(rows.split(tensors.PART_SIZES, dim=1), factors.split(1, dim=1), strict=True):
@@ -267,7 +272,7 @@ class _ListEmbedding(torch.autograd.Function):
             assert gf is not None and gg is not None
             to_distance.append(sums.radial[0].slope(saved, gf.flatten(1)))
             to_geometry.append(gg)
-        return None, None, torch.cat(to_distance), torch.cat(to_geometry)
+        return None, None, _joined(to_distance), _joined(to_geometry)
 
 
 class _ListMessage(torch.autograd.Function):
@@ -300,4 +305,4 @@ class _ListMessage(torch.autograd.Function):
             # f_ij = f_ji, so the derivative by Y is the same sum over the incoming gradient.
             gy = gy.index_add_(0, j, _scale_parts(gm_i, f))
             gy = gy.index_add_(0, i, _scale_parts(gm_j, f))
-        return None, None, None, torch.cat(to_distance), gy
+        return None, None, None, _joined(to_distance), gy

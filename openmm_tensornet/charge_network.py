@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import tensors
-from .blocks import DenseBlocks, PairSums, _Expand, _scale_parts, _sum_parts, part_scales
+from .blocks import DenseBlocks, PairSums, _Expand, _joined, _scale_parts, _sum_parts, part_scales
 from .charges import TensorNet2
 from .coulomb import coulomb_interaction
 from .module import Module
@@ -227,7 +227,7 @@ class _ListMessage(torch.autograd.Function):
             to_sender = to_sender.index_add_(0, b, g_first)
             forth, back = torch.cat((g_first, (gf * s).sum(1, keepdim=True)), dim=1).chunk(2)
             to_distance.append(ctx.sums.layer_radial[ctx.k].slope(saved, forth + back))
-        return None, None, None, torch.cat(to_distance), to_receiver, to_sender, gy
+        return None, None, None, _joined(to_distance), to_receiver, to_sender, gy
 
 
 class ChargeNetwork(StaticNetwork):

@@ -178,7 +178,9 @@ def _parser() -> argparse.ArgumentParser:
         "TorchScript file that OpenMM's TorchForce runs, on any machine.",
     )
     export.add_argument("--output", metavar="FILE", help="where to write (default: STRUCTURE.pt)")
-    export.add_argument("--kernels", choices=("portable", "fused"), default="portable", help="(default: portable)")
+    export.add_argument(
+        "--kernels", choices=("auto", "portable", "fused", "nnpops"), default="portable", help="(default: portable)"
+    )
     export.add_argument("--overwrite", action="store_true", help="replace an existing file")
     export.add_argument("--json", action="store_true", help="print what the file says of itself as JSON")
 

@@ -27,15 +27,22 @@ from .graphsafety import check_graph_safety
 from .model import TensorNet
 from .module import Module
 from .neighbors import check_box
-from .potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from .potential import (
+    KERNELS,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    choose_kernels,
+    expected_energies_and_forces,
+)
 from .program import coulomb_cutoff_of
-from .testing import TOLERANCES, deviation, geometries
+from .testing import TOLERANCES, Deviation, deviation, geometries
 
 FORMAT = "openmm-tensornet"
 FORMAT_VERSION = 1
-# Modules that register operators; a file that needs them says so, and they must be imported before it is loaded.
-FUSED, NNPOPS = "openmm_tensornet.kernels.operators", "openmm_tensornet.neighbors"
+# Features that a file may need, and the module that must be imported before it is loaded, since it registers the operators.
+FEATURES = {"fused": "openmm_tensornet.kernels.operators", "nnpops": "openmm_tensornet.neighbors"}
 _ATEN = torch.ops.aten
+DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
 # Replicas are evaluated in blocks of about so many atoms, whose intermediate values stay in a CPU's cache: 64 alanine
 # dipeptides at once take three times as long.
 BLOCK_ATOMS = 96
@@ -170,7 +177,7 @@ class _ScaledPeriodic(_Scaled):
 
 
 class _ByDevice(Module):
-    """The same program twice: for GPUs, operator by operator, and for CPUs, with sequences of kernels in one call."""
+    """Two programs that compute the same, for GPUs and for CPUs."""
 
     def __init__(self, on_gpu: nn.Module, on_cpu: nn.Module):
         super().__init__()
@@ -196,26 +203,23 @@ class _PeriodicByDevice(_ByDevice):
 
 
 class _Replicas(Module):
-    """Equal molecules without a box: all at once on a GPU, where launches cost, and block by block on a CPU.
+    """Equal molecules without a box, block by block.
 
     Parameters
     ----------
-    together, block : nn.Module
-        Programs for all molecules and for a block of them: positions to energies, shape (M,), and forces, shape (N, 3).
+    block : nn.Module
+        Program for a block of them: positions to energies and forces.
     members : Tensor of int64, shape (blocks, atoms of a block)
         The atoms of each block.
     """
 
-    def __init__(self, together: nn.Module, block: nn.Module, members: Tensor):
+    def __init__(self, block: nn.Module, members: Tensor):
         super().__init__()
-        self.together, self.block = together, block
+        self.block = block
         self.register_buffer("members", members)
         self.register_buffer("place", torch.argsort(members.flatten()))
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if positions.is_cuda:
-            energy, force = self.together(positions)
-            return energy, force
         energies, forces = [], []
         for atoms in self.members.unbind(0):
             energy, force = self.block(positions.index_select(0, atoms))
@@ -396,11 +400,13 @@ def compile_potential(
         "periodic": periodic,
         "precision": precision,
         "max_pairs": potential.capacity,
-        "pair_list": None if potential.capacity is None else potential.finder,
+        "pair_lists": None if potential.capacity is None else dict(zip(DEVICES, potential.finders, strict=True)),
         "max_coulomb_pairs": None if potential.rooms[1] is None else potential.rooms[1].capacity,
         "kernels": kernels,
-        "needs_imports": [
-            module for module, needed in ((FUSED, kernels == "fused"), (NNPOPS, potential.finder == "nnpops")) if needed
+        "features": [
+            name
+            for name, needed in (("fused", "fused" in KERNELS[kernels]), ("nnpops", "nnpops" in potential.finders))
+            if needed
         ],
         "tabulation": potential.tabulation,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
@@ -411,28 +417,31 @@ def compile_potential(
     if potential.charge_program is not None:
         charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
     wrapper = _Periodic if periodic else _Cluster
-    program = _program(potential)
+    program: nn.Module = scriptable(potential.gpu_program)
+    on_cpu = None if potential.program is potential.gpu_program else _cpu_program(potential)
     blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is not None:
-        together = inlined(_Cluster(program, None, index, count))
-        _compare(together, cases, expected, particles, precision)
         options = {"precision": precision, "tabulate": tabulate, "kernels": kernels}
-        program = _Replicas(program, _block_program(model, atoms, blocks[0], cases, expected, options), blocks)
+        on_cpu = _Replicas(_cpu_program(_block_potential(model, atoms, blocks[0], cases, expected, options)), blocks)
+    if on_cpu is not None:
+        # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
+        if KERNELS[kernels][1] == "portable" and potential.capacity is None:
+            for name, case in cases.items():
+                _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
+        program = (_PeriodicByDevice if periodic else _ByDevice)(program, on_cpu)
     module = inlined(wrapper(program, charges, index, count))
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
-    # The fused kernels are for CPUs: without a GPU in sight the question does not arise, and its answer would import PyTorch's compiler.
-    checked = kernels == "portable" or torch.cuda.is_available()
-    metadata["launches"] = check_graph_safety(module, *example).kernels if checked else None
+    metadata["launches"] = check_graph_safety(module, *example).kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
     return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 
 
-def _block_program(
+def _block_potential(
     model: TensorNet, atoms: Atoms, members: Tensor, cases: dict, expected: dict, options: dict
-) -> nn.Module:
-    """The program for some molecules alone."""
+) -> StaticPotential:
+    """The potential of some molecules alone."""
     own = [atoms.molecules[k] for k in members]
     first = sorted(set(own))
     block = Atoms.make(
@@ -441,19 +450,28 @@ def _block_program(
     check = [
         (x[members], None, (expected[name][0][first], expected[name][1][members])) for name, (x, _) in cases.items()
     ]
-    potential = StaticPotential(model, block, **options, check=check)
-    return _program(potential)
+    return StaticPotential(model, block, **options, check=check)
 
 
-def _program(potential: StaticPotential) -> nn.Module:
-    """What TorchScript is made of."""
-    program = scriptable(potential.program)
+def _cpu_program(potential: StaticPotential) -> nn.Module:
+    """What TorchScript is made of for CPUs."""
     if not potential.fused:
-        return program
+        return scriptable(potential.program)
     from .kernels.lowering import lower  # which needs numba
 
-    by_device = _PeriodicByDevice if potential.periodic else _ByDevice
-    return by_device(program, scriptable(lower(potential.program)))
+    return scriptable(lower(potential.program))
+
+
+def _check(found, expected, name: str, precision: str) -> Deviation:
+    """How far energies and forces are from the reference; raises if that is too far."""
+    off = deviation(found, expected)
+    if not off.within(TOLERANCES[precision]):
+        raise RuntimeError(
+            f"the exported module disagrees with the reference model on geometry '{name}': energy off by "
+            f"{off.energy:.2e} eV an atom (at most {TOLERANCES[precision].energy:.0e}), forces by {off.force:.2e} of "
+            f"their norm (at most {TOLERANCES[precision].force:.0e}); try precision='double', and please report it"
+        )
+    return off
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
@@ -472,13 +490,7 @@ def _compare(module, cases: dict, expected: dict, particles: list[int] | None, p
             if particles is not None:
                 forces = forces[particles]
             energies, own = expected[name]
-            found = deviation((energy.reshape(1), forces), (energies.sum().reshape(1), own))
-            if not found.within(TOLERANCES[precision]):
-                raise RuntimeError(
-                    f"the exported module disagrees with the reference model on geometry '{name}': energy off by "
-                    f"{found.energy:.2e} eV an atom (at most {TOLERANCES[precision].energy:.0e}), forces by {found.force:.2e} of "
-                    f"their norm (at most {TOLERANCES[precision].force:.0e}); try precision='double', and please report it"
-                )
+            found = _check((energy.reshape(1), forces), (energies.sum().reshape(1), own), name, precision)
             worst["energy_eV_per_atom"] = max(worst["energy_eV_per_atom"], found.energy)
             worst["relative_force"] = max(worst["relative_force"], found.force)
     return worst
@@ -568,7 +580,7 @@ def export_torchscript(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
-        kernels=kernels,
+        kernels=choose_kernels(kernels),
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,
@@ -679,9 +691,8 @@ def load_exported(path: str | os.PathLike) -> Exported:
     """Load an exported file; raises ValueError as :func:`read_metadata`."""
     metadata, content = _read(os.fspath(path))
     try:
-        for module in (FUSED, NNPOPS):
-            if module in metadata["needs_imports"]:
-                importlib.import_module(module)
+        for feature in metadata["features"]:
+            importlib.import_module(FEATURES[feature])
         module = torch.jit.load(io.BytesIO(content), map_location="cpu")
     except Exception as error:
         raise ValueError(

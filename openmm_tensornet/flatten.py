@@ -2,7 +2,8 @@
 
 The backward pass is derived, not written: the module is run once, with its call of `torch.autograd.grad`, and every ATen
 operator on the way, forward and backward, becomes a node of one straight-line graph. (`make_fx` does the same, but imports PyTorch's
-compiler for it: seconds and 100 MB.) Then everything that depends on constants alone is computed once.
+compiler for it: seconds and 100 MB.) That run is on the meta device, where tensors have shapes and no values, so that it takes neither
+time nor memory. Then everything that depends on constants alone is computed once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _IDENTITIES = {
 }
 
 
-def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
+def flatten(module: nn.Module, example: tuple[Tensor, ...], keep: bool = False) -> fx.GraphModule:
     """Flat, autograd-free equivalent of `module`.
 
     Parameters
@@ -35,7 +36,10 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     module : nn.Module
         Its buffers become buffers of the result; it has no trainable parameters.
     example : tuple of Tensor
-        Inputs; their shapes and the devices become fixed, their values do not matter.
+        Inputs; their shapes become fixed, their values do not matter.
+    keep : bool
+        Whether what the backward pass computes again is kept from the forward pass: fewer operators, and more memory. Custom
+        operators are called once for the same arguments in any case.
 
     Returns
     -------
@@ -44,13 +48,14 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     recorder = _Recorder()
-    for k, tensor in enumerate(example):
+    inputs, known = _without_values(*example), dict(zip(state, _without_values(*state.values()), strict=True))
+    for k, tensor in enumerate(inputs):
         node = recorder.nodes[tensor] = recorder.graph.placeholder(f"input{k}")
-        node.meta["tensors"] = _without_values(tensor)
-    for name, tensor in state.items():
-        recorder.constant(tensor, name.replace(".", "_"))
+        node.meta["tensors"] = (tensor,)
+    for name, tensor in known.items():
+        recorder.constant(tensor, name.replace(".", "_"), state[name])
     with recorder:
-        outputs = torch.func.functional_call(module, state, example)
+        outputs = torch.func.functional_call(module, known, inputs)
     graph, constants = recorder.graph, recorder.constants
     graph.output(tree_map(recorder.node, outputs))
     for node in list(graph.nodes):
@@ -59,6 +64,7 @@ def flatten(module: nn.Module, example: tuple[Tensor, ...]) -> fx.GraphModule:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     _fold(graph, constants)
+    _merge(graph, keep)
     return _rebuild(graph, constants)
 
 
@@ -75,21 +81,24 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # PyTorch's compiler does not see this, and need not be imported to be told so
 
-    def constant(self, tensor: Tensor, name: str) -> fx.Node:
+    def constant(self, tensor: Tensor, name: str, value: Tensor) -> fx.Node:
         node = self.nodes[tensor] = self.graph.get_attr(name)
-        self.constants[node] = name, tensor.detach()
+        self.constants[node] = name, value.detach()
         return node
 
     def node(self, value):
         if not isinstance(value, Tensor):
             return value
-        return self.nodes[value] if value in self.nodes else self.constant(value, f"constant{len(self.constants)}")
+        known = value in self.nodes
+        return self.nodes[value] if known else self.constant(value, f"constant{len(self.constants)}", value)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        node = self.graph.call_function(func, *tree_map(self.node, (args, kwargs)))
+        recorded = {name: value for name, value in kwargs.items() if name != "device"}  # which here is meta
+        node = self.graph.call_function(func, *tree_map(self.node, (args, recorded)))
         result = func(*args, **kwargs)
-        node.meta["tensors"] = _without_values(result)
+        results = [result] if isinstance(result, Tensor) else [r for r in result if isinstance(r, Tensor)]
+        node.meta["tensors"] = _without_values(*results)
         if isinstance(result, Tensor):
             self.nodes[result] = node
         elif isinstance(result, (tuple, list)):
@@ -100,9 +109,8 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _without_values(results) -> tuple[Tensor, ...]:
-    """Shapes, strides and dtypes of results."""
-    tensors = [results] if isinstance(results, Tensor) else [r for r in results if isinstance(r, Tensor)]
+def _without_values(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Shapes, strides and dtypes."""
     return tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors)
 
 
@@ -136,6 +144,20 @@ def _fold(graph: fx.Graph, constants: dict) -> None:
             )
 
 
+def _merge(graph: fx.Graph, every: bool) -> None:
+    """Compute once what every operator, or every custom one, computes from the same arguments."""
+    first: dict[str, fx.Node] = {}
+    written = _written(graph)
+    for node in list(graph.nodes):
+        own = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten"
+        if node.op != "call_function" or not (every or own) or written.intersection((node, *node.all_input_nodes)):
+            continue
+        same = first.setdefault(repr((node.target, node.args, node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
 def _rebuild(graph: fx.Graph, constants: dict) -> fx.GraphModule:
     """Graph in which constants are buffers."""
     root = nn.Module()
@@ -167,3 +189,15 @@ def select_outputs(program: fx.GraphModule, outputs: int | slice) -> fx.GraphMod
     graph.output(results[outputs])  # type: ignore[index]
     graph.eliminate_dead_code()
     return fx.GraphModule(program, graph)
+
+
+def share_buffers(program: fx.GraphModule, other: fx.GraphModule) -> None:
+    """Let buffers of `other` that equal one of `program` be that one, so that memory and files hold it once."""
+    known: dict = {}
+    for value in program.buffers():
+        known.setdefault((value.dtype, value.shape), []).append(value)
+    for name, value in list(other.named_buffers()):
+        candidates = known.get((value.dtype, value.shape), [])
+        same = [k for k, candidate in enumerate(candidates) if torch.equal(candidate, value)]
+        if same:  # each once: a module's buffers are told apart by their tensors
+            setattr(other, name, candidates.pop(same[0]))

@@ -7,8 +7,8 @@ lists of its own, compared with this one.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -288,11 +288,27 @@ _LIBRARY = torch.library.Library("openmm_tensornet", "FRAGMENT")
 _LIBRARY.define("nnpops_pairs(Tensor positions, float cutoff, int capacity, Tensor? box) -> (Tensor, Tensor, Tensor)")
 
 
+def import_nnpops() -> Callable:
+    """NNPOps' function, which lists the pairs within a cutoff. That the package is found does not mean that it can be imported."""
+    return importlib.import_module("NNPOps.neighbors").getNeighborPairs
+
+
 def _nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs, vectors and the count found, from NNPOps; an operator of our own, since its own cannot be traced everywhere."""
-    find = importlib.import_module("NNPOps.neighbors").getNeighborPairs
-    neighbors, vector, _, found = find(positions.contiguous(), cutoff, capacity, box, False)
-    return neighbors, vector, found
+    """Pairs, vectors and the count found, from NNPOps; an operator of our own, since its own cannot be traced everywhere.
+
+    The results have room for `capacity` pairs, as NNPOps' have on a GPU. On a CPU it gives as many columns as there are pairs, and
+    raises where the box is below twice the cutoff; here all are listed as lost then, so that energy and forces become NaN.
+    """
+    pairs, vector = (
+        positions.new_full((2, capacity), -1, dtype=torch.int32),
+        positions.new_full((capacity, 3), torch.nan),
+    )
+    if positions.device.type == "cpu" and box is not None and bool(box.diagonal().amin() < 2 * cutoff):
+        return pairs, vector, pairs.new_full((1,), capacity + 1)
+    neighbors, deltas, _, found = import_nnpops()(positions.contiguous(), cutoff, capacity, box, False)
+    columns = min(capacity, neighbors.shape[1])
+    pairs[:, :columns], vector[:columns] = neighbors[:, :columns], deltas[:columns]
+    return pairs, vector, found
 
 
 def _fake_nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None):
@@ -330,11 +346,6 @@ class NNPOpsPairs(Module):
             unused = unused | (molecules[0] != molecules[1])
         vector = torch.where(unused.unsqueeze(1), self.far.to(vector.dtype), vector)
         return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
-
-
-def nnpops_fits() -> bool:
-    """Whether NNPOps is installed, and a GPU there for which its list is the faster one."""
-    return importlib.util.find_spec("NNPOps") is not None and torch.cuda.is_available()
 
 
 class Grid(NamedTuple):

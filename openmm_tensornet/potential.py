@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,22 +14,28 @@ from torch import Tensor
 from .atoms import Atoms
 from .charges import TensorNet2
 from .checks import one_of
-from .flatten import flatten, select_outputs
+from .flatten import flatten, select_outputs, share_buffers
 from .kernels.operators import available
 from .model import TensorNet
 from .module import Module
-from .neighbors import nnpops_fits
+from .neighbors import import_nnpops
 from .program import (
     DirectRadial,
     StaticProgram,
     choose_rooms,
-    is_dense,
     radial_functions,
     radial_tables,
 )
 from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
 
-KERNELS = ("portable", "fused")
+# What runs on a CPU, and what on a GPU. The fused kernels have not been measured on a GPU yet.
+KERNELS = {
+    "auto": ("fused", "portable"),
+    "portable": ("portable", "portable"),
+    "fused": ("fused", "fused"),
+    "nnpops": ("portable", "nnpops"),
+}
+FINDERS = {"portable": "torch", "fused": "fused", "nnpops": "nnpops"}  # of pairs
 DTYPES = {"single": torch.float32, "double": torch.float64}
 RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (768, 1024, 2048, 4096, 8192)
@@ -58,7 +65,9 @@ class StaticPotential(Module):
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
     kernels : str
-        "portable" (PyTorch's own operators) or "fused" (`openmm_tensornet.kernels`).
+        Of the two programs, for CPUs and for GPUs, of which every potential has both, wherever it is made. "portable": PyTorch's own
+        operators. "fused": those of `openmm_tensornet.kernels`. "auto": fused on a CPU, portable on a GPU. "nnpops": portable, and on
+        a GPU NNPOps lists the pairs.
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
 
@@ -70,8 +79,10 @@ class StaticPotential(Module):
         Pairs that the list holds; None where all pairs are evaluated.
     grid : Grid or None
         Cells in which the pairs are looked for; None where all pairs are compared.
-    finder : str
-        Who lists the pairs: "torch", "nnpops" (where NNPOps is installed and there is a GPU) or "fused".
+    finders : tuple of str
+        Who lists the pairs on a CPU and on a GPU: "torch", "nnpops" or "fused".
+    program, gpu_program : GraphModule
+        For CPUs and for GPUs; the same object where both are the same.
     tabulation : dict or None
         The tables' size and the errors reached.
     """
@@ -91,9 +102,10 @@ class StaticPotential(Module):
         super().__init__()
         one_of("kernels", kernels, KERNELS)
         one_of("precision", precision, DTYPES)
-        if kernels == "fused" and not tabulate:
+        on_cpu, on_gpu = KERNELS[kernels]
+        if "fused" in KERNELS[kernels] and not tabulate:
             raise ValueError(
-                "kernels: expected 'portable' with tabulate=False, received 'fused', which needs the tables"
+                f"kernels: expected 'portable' with tabulate=False, received {kernels!r}; fused kernels need the tables"
             )
         for prior in model.priors:
             if periodic and not prior.uses_box:
@@ -107,28 +119,36 @@ class StaticPotential(Module):
                 "see choose_coulomb_cutoff"
             )
         reference = copy_double(model)
-        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, kernels == "fused"
-        # Of the operators, the one that lists pairs is for CPUs alone.
-        on_cpu = self.fused and not torch.cuda.is_available()
-        finder = "nnpops" if nnpops_fits() else "fused" if on_cpu else "torch"
-        self.rooms = choose_rooms(model, atoms, max_pairs, check, finder)
-        self.capacity, self.grid, self.finder = self.rooms[0]
+        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, on_cpu == "fused"
+        # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
+        gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
+        self.capacity = gpu_rooms[0].capacity
+        self.rooms = choose_rooms(model, atoms, self.capacity, check, FINDERS[on_cpu])
+        self.finders = self.rooms[0].finder, gpu_rooms[0].finder
         self.tabulation: dict | None = None
-        functions = radial_functions(reference, is_dense(model, self.rooms[0], self.fused))
+        functions = radial_functions(reference, self.capacity is None)
         if tabulate:
             intervals = self._refine(reference, check)
             radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
         else:
             radial = [DirectRadial(group, DTYPES[precision]) for group in functions]
-        program = StaticProgram(reference, atoms, periodic, DTYPES[precision], radial, self.rooms, self.fused)
+        given = reference, atoms, periodic, DTYPES[precision], radial
+        program = StaticProgram(*given, self.rooms, self.fused)
         self.cutoff = program.cutoff
-        generator = torch.Generator().manual_seed(0)
-        example: tuple[Tensor, ...] = (torch.rand(len(atoms.numbers), 3, dtype=torch.float64, generator=generator),)
+        example: tuple[Tensor, ...] = (torch.zeros(len(atoms.numbers), 3, dtype=torch.float64),)
         if periodic:
-            example = (*example, torch.eye(3, dtype=torch.float64) * 3 * self.cutoff)
-        flat = flatten(program, example)
-        self.program = select_outputs(flat, slice(0, 2))
-        self.charge_program = select_outputs(flat, 2) if isinstance(model, TensorNet2) else None
+            example = (*example, torch.eye(3, dtype=torch.float64))
+        programs = [flatten(program, example)]
+        if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
+            gpu_program = StaticProgram(*given, gpu_rooms, on_gpu == "fused", gpu=True)
+            programs.append(flatten(gpu_program, example, keep=True))
+            share_buffers(*programs)
+        self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
+        if len(programs) == 1:
+            self.gpu_program = self.program
+        self.charge_program = self.gpu_charge_program = None
+        if isinstance(model, TensorNet2):
+            self.charge_program, self.gpu_charge_program = (select_outputs(programs[k], 2) for k in (0, -1))
 
     def _refine(self, model: TensorNet, check: Sequence[tuple]) -> int:
         """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
@@ -178,26 +198,37 @@ class StaticPotential(Module):
         forces : Tensor of float64, shape (N, 3)
             kJ/mol/nm, float64. Both are NaN if two atoms of a molecule coincide, or the box is below twice the cutoff.
         """
-        return self.program(positions, box) if self.periodic else self.program(positions)
+        program = self.gpu_program if positions.is_cuda else self.program
+        return program(positions, box) if self.periodic else program(positions)
 
     def partial_charges(self, positions: Tensor, box: Tensor | None = None) -> Tensor:
         """Partial charges, shape (N,), float64, of a model that has them; arguments as :meth:`forward`.
 
         See :meth:`openmm_tensornet.TensorNet2.partial_charges`.
         """
-        assert self.charge_program is not None
-        return self.charge_program(positions, box) if self.periodic else self.charge_program(positions)
+        program = self.gpu_charge_program if positions.is_cuda else self.charge_program
+        assert program is not None
+        return program(positions, box) if self.periodic else program(positions)
 
 
 def choose_kernels(kernels: str) -> str:
-    """Resolve "auto": fused where numba is installed and torch sees no GPU, on which the fused kernels have not been measured."""
-    if one_of("kernels", kernels, ("auto", *KERNELS)) == "auto":
-        return "fused" if available() and not torch.cuda.is_available() else "portable"
+    """The kernels to take: "auto" is portable where numba is missing, "nnpops" where NNPOps is. GPUs play no part."""
+    one_of("kernels", kernels, KERNELS)
+    if kernels == "auto" and not available():
+        return "portable"
     if kernels == "fused" and not available():
         raise ImportError(
-            "kernels: 'fused' needs numba, and on a GPU triton, and one is not installed; run `pip install numba triton`, or pass "
-            "kernels='portable'"
+            "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"
         )
+    if kernels == "nnpops":
+        try:
+            import_nnpops()
+        except Exception as error:  # whatever is wrong with it
+            warnings.warn(
+                f"kernels: 'nnpops' needs NNPOps, which cannot be imported ({error}); going on with kernels='portable'",
+                stacklevel=4,
+            )
+            return "portable"
     return kernels
 
 

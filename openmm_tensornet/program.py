@@ -27,7 +27,7 @@ from .tabulate import RadialTable
 
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
-# Pairs of a list that are gathered at a time.
+# Pairs of a list that are gathered at a time on a CPU, to whose cache they fit. On a GPU, where launches cost, all are.
 CHUNK = 1024
 
 
@@ -104,7 +104,21 @@ class Room(NamedTuple):
 
 
 class StaticProgram(Module):
-    """The potential as written, before it is flattened; :class:`StaticPotential` is what users call."""
+    """The potential as written, before it is flattened; :class:`StaticPotential` is what users call.
+
+    Parameters
+    ----------
+    model, atoms, periodic, dtype
+        As there; the model in float64.
+    radial : list of RadialTable or DirectRadial
+        Of :func:`radial_functions`.
+    rooms : tuple of Room
+        Of :func:`choose_rooms`.
+    fused : bool
+        Whether it is made of fused operators.
+    gpu : bool
+        Whether it is meant for a GPU, where launches cost, or for a CPU, where memory traffic does.
+    """
 
     def __init__(
         self,
@@ -115,6 +129,7 @@ class StaticProgram(Module):
         radial: list[Any],
         rooms: tuple[Room, Room | None],
         fused: bool = False,
+        gpu: bool = False,
     ):
         super().__init__()
         z, molecules, charges = atoms.tensors()
@@ -137,8 +152,9 @@ class StaticProgram(Module):
         receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
         embedding: FusedSums | None = None
-        # For a GPU the one operator would be more launches than the many.
-        together = isinstance(model.activation, nn.SiLU) and not torch.cuda.is_available()
+        # The one operator for both directions of pairs has a kernel for CPUs alone.
+        together = isinstance(model.activation, nn.SiLU) and not gpu
+        chunk = room.capacity if gpu and room.capacity is not None else CHUNK
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
@@ -166,11 +182,11 @@ class StaticProgram(Module):
                 if together and embedding is not None:
                     sums = FusedChargeSums(model, radial, own, embedding)
                 else:
-                    sums = ChargePairSums(model, radial, own, embedding, receiver, sender, CHUNK)
+                    sums = ChargePairSums(model, radial, own, embedding, receiver, sender, chunk)
             elif fused:
                 sums = FusedSums(radial[0], receiver, sender, own[0])
             else:
-                sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], CHUNK)
+                sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], chunk)
             slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
         self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])

@@ -579,7 +579,7 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Options", "a list for a word", of_model(precision=["single"]), ValueError,
      "precision: expected one of single, double, received ['single']"),
     ("Options", "unknown kernels", of_model(kernels="cuda"), ValueError,
-     "kernels: expected one of auto, portable, fused, received 'cuda'"),
+     "kernels: expected one of auto, portable, fused, nnpops, received 'cuda'"),
     ("Options", "a word for a flag", of_model(periodic="no"), TypeError, "periodic: expected True or False, received 'no'"),
     ("Options", "a number for a flag", of_model(cuda_graphs=0), TypeError, "cuda_graphs: expected True or False, received 0"),
     ("Options", "a fraction for a count", of_model(max_pairs=2.5), ValueError,

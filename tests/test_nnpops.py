@@ -9,9 +9,9 @@ import torch
 
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
 from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import NNPOPS, compile_potential
+from openmm_tensornet.export import compile_potential
 from openmm_tensornet.neighbors import NNPOpsPairs, SelectedPairs, find_pairs, minimum_image
-from openmm_tensornet.potential import copy_double
+from openmm_tensornet.potential import choose_kernels, copy_double
 from openmm_tensornet.testing import TOLERANCES, deviation, packing, reference_energy_and_forces
 
 INSTALLED = importlib.util.find_spec("NNPOps") is not None
@@ -24,20 +24,20 @@ BOXES = {
 
 
 def stand_in(positions, cutoff, max_num_pairs, box_vectors, check_errors):
-    """All that design and documentation say of it: total capacity, −1 and NaN padding, any order, int32, the count found."""
+    """As the real one on a CPU: −1 and NaN up to `max_num_pairs`, any order, int32; more pairs than that are more columns."""
     assert not check_errors and positions.is_contiguous()
     i, j = torch.combinations(torch.arange(len(positions))).T
     delta = positions[j] - positions[i]  # from neighbors[1] to neighbors[0]
     if box_vectors is not None:
+        if bool(box_vectors.diagonal().min() < 2 * cutoff):
+            raise RuntimeError("box_vectors is too small")
         delta = minimum_image(delta, box_vectors)
-    near = delta.norm(dim=1) < cutoff
-    order = torch.nonzero(near).flatten()
-    order = order[torch.randperm(len(order))]
-    used = order[: int(max_num_pairs)]
-    room = int(max_num_pairs) - len(used)
+    used = torch.nonzero(delta.norm(dim=1) <= cutoff).flatten()
+    used = used[torch.randperm(len(used))]
+    room = max(0, int(max_num_pairs) - len(used))
     neighbors = torch.nn.functional.pad(torch.stack((j[used], i[used])), (0, room), value=-1).int()
     deltas = torch.nn.functional.pad(delta[used], (0, 0, 0, room), value=torch.nan)
-    return neighbors, deltas, deltas.norm(dim=1), torch.tensor([len(order)], dtype=torch.int32)
+    return neighbors, deltas, deltas.norm(dim=1), torch.tensor([len(used)], dtype=torch.int32)
 
 
 @pytest.fixture(
@@ -50,8 +50,7 @@ def stand_in(positions, cutoff, max_num_pairs, box_vectors, check_errors):
     ]
 )
 def nnpops(request, monkeypatch):
-    """NNPOps.neighbors, and a machine that looks as if its use paid."""
-    monkeypatch.setattr("openmm_tensornet.potential.nnpops_fits", lambda: True)
+    """NNPOps.neighbors."""
     if request.param == "real":
         yield
         return
@@ -99,26 +98,39 @@ def test_overflow_is_told(nnpops):
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "periodic"])
-@pytest.mark.parametrize("kernels", ["portable", "fused"])
-def test_potential(nnpops, model_path, periodic, kernels):
-    """Energy and forces through NNPOps equal the reference's; the file says that it needs it, and can be captured."""
+def test_potential(nnpops, model_path, periodic):
+    """The program for GPUs equals the reference with NNPOps' pairs; the file says that it needs it, and can be captured."""
     model = load_model(model_path("variants/so3-gauss-2layers-meanstd"))
     atoms = Atoms.make([6, 1, 8, 1, 7, 1] * 12)
     box = torch.eye(3, dtype=torch.float64) * 2.4 * model.cutoff * model.units.nm_per_length if periodic else None
     x = packing(atoms, 3, box) if periodic else packing(atoms, 3)
+    inputs = (x,) if box is None else (x, box)
     expected = reference_energy_and_forces(copy_double(model), atoms, x, box)
-    exported = compile_potential(model, atoms, periodic=periodic, kernels=kernels, positions=x, box=box)
-    assert NNPOPS in exported.metadata["needs_imports"] and exported.metadata["pair_list"] == "nnpops"
-    frozen = torch.jit.freeze(exported.module.eval())
-    for _ in range(3):
-        energy, forces = frozen(x) if box is None else frozen(x, box)
-        assert deviation((energy.reshape(1), forces), expected).within(TOLERANCES["single"])
-    small = StaticPotential(
-        model, atoms, periodic=periodic, kernels=kernels, max_pairs=20, tabulate=False
-    ) if kernels == "portable" else None  # fmt: skip
-    if small is not None:
-        energy, forces = small(x, box)
-        assert bool(energy.isnan().all()) and bool(forces.isnan().all())
+    exported = compile_potential(model, atoms, periodic=periodic, kernels="nnpops", positions=x, box=box)
+    assert exported.metadata["features"] == ["nnpops"]
+    assert exported.metadata["pair_lists"] == {"cpu": "torch", "cuda": "nnpops"}
+    options = {"periodic": periodic, "kernels": "nnpops", "check": [(x, box, expected)], "tabulate": False}
+    assert deviation(StaticPotential(model, atoms, **options).gpu_program(*inputs), expected).within(
+        TOLERANCES["single"]
+    )
+    small = StaticPotential(model, atoms, max_pairs=20, **options)
+    assert all(bool(result.isnan().all()) for result in small.gpu_program(*inputs))
+
+
+def test_a_box_below_twice_the_cutoff(nnpops, model_path):
+    """NaN, though NNPOps would raise on a CPU."""
+    model = load_model(model_path("variants/zero-layers"))
+    atoms = Atoms.make([8, 1] * 30)
+    potential = StaticPotential(model, atoms, periodic=True, kernels="nnpops", tabulate=False)
+    box = torch.eye(3, dtype=torch.float64) * 1.9 * model.cutoff * model.units.nm_per_length
+    assert all(bool(result.isnan().all()) for result in potential.gpu_program(packing(atoms, 3), box))
+
+
+def test_going_on_without_it(monkeypatch):
+    """It may be installed and yet not importable."""
+    monkeypatch.setitem(sys.modules, "NNPOps", None)
+    with pytest.warns(UserWarning, match=r"'nnpops' needs NNPOps, which cannot be imported \(.*going on with"):
+        assert choose_kernels("nnpops") == "portable"
 
 
 def test_check_of_the_graph_needs_no_nnpops_kernel_for_fake_tensors(nnpops):

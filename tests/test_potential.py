@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import CASES, KJ_PER_EV, SMALL, VARIANTS, Case
+from conftest import CASES, CHARGE_VARIANTS, KJ_PER_EV, SMALL, VARIANTS, Case
 
 import openmm_tensornet.potential as potential_module
 from openmm_tensornet import program
@@ -13,7 +13,7 @@ from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.neighbors import AllPairs, CellPairs, Grid, SelectedPairs, check_box, find_pairs, minimum_image
-from openmm_tensornet.potential import StaticPotential, copy_double
+from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, copy_double
 from openmm_tensornet.testing import (
     TABULATION,
     deviation,
@@ -202,22 +202,73 @@ def test_d2_with_a_box_is_refused():
         StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
 
 
-@pytest.mark.parametrize(("kernels", "most"), [("portable", 150), ("fused", 52)])
+@pytest.mark.parametrize(("kernels", "most"), [("portable", 152), ("fused", 38)])
 def test_kernels_of_alanine_dipeptide(kernels, most):
     """The figure that decides the speed on a GPU; it may fall, not grow."""
     case = CASES["alanine-dipeptide"]
     static = make(case, kernels=kernels)
     x, _ = case.tensors()
-    assert check_graph_safety(static.program, x.float()).kernels <= most
+    assert check_graph_safety(static.gpu_program, x.float()).kernels <= most
+
+
+def described(program) -> tuple:
+    """Code and constants of a flat graph."""
+    return program.code, {name: (t.dtype, t.numpy().tobytes()) for name, t in program.named_buffers()}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "fused"])
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "periodic"])
+@pytest.mark.parametrize("count", [12, 50])
+@pytest.mark.parametrize("case", [VARIANTS["so3-gauss-2layers-meanstd"], CHARGE_VARIANTS["so3"]], ids=["1", "2"])
+def test_the_same_programs_with_and_without_a_gpu(case, count, periodic, precision, kernels, monkeypatch):
+    """And every operator of the one for GPUs has a kernel there."""
+    model = choose_coulomb_cutoff(load_model(case.checkpoint), periodic, None)
+    monkeypatch.setattr(potential_module, "TABLE_SIZES", (1024,))
+    made = []
+    for seen in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda seen=seen: seen)
+        atoms = Atoms.make([8, 1] * (count // 2))
+        made.append(StaticPotential(model, atoms, periodic=periodic, precision=precision, kernels=kernels))
+    for name in ("program", "gpu_program"):
+        assert described(getattr(made[0], name)) == described(getattr(made[1], name))
+    cuda = pytest.importorskip("openmm_tensornet.kernels.cuda", reason="triton is not installed")
+    inputs = (torch.zeros(count, 3), *([torch.eye(3)] if periodic else []))
+    names = [o.split(".") for o in check_graph_safety(made[0].gpu_program, *inputs).operators]
+    own = {name for space, name, *_ in names if space == "openmm_tensornet"}
+    assert all(hasattr(cuda, name) for name in own) and bool(own) == (kernels == "fused")
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "periodic"])
+@pytest.mark.parametrize("case", [VARIANTS["so3-gauss-2layers-meanstd"], CHARGE_VARIANTS["so3"]], ids=["1", "2"])
+def test_launches_do_not_grow_with_the_pairs(case, periodic, monkeypatch):
+    """A list is one chunk on a GPU; on a CPU it is many, which give the same numbers."""
+    model = choose_coulomb_cutoff(load_model(case.checkpoint), periodic, None)
+    monkeypatch.setattr(program, "CHUNK", 100)
+    atoms = Atoms.make([8, 1] * 30)
+    edge = 2.5 * model.cutoff * model.units.nm_per_length if periodic else None
+    inputs = (packing(atoms, 3, None if edge is None else torch.eye(3, dtype=torch.float64) * edge),)
+    inputs += () if edge is None else (torch.eye(3, dtype=torch.float64) * edge,)
+    launches = []
+    for capacity in (900, 1700):
+        static = StaticPotential(
+            model, atoms, periodic=periodic, precision="double", tabulate=False, max_pairs=capacity
+        )
+        launches.append(check_graph_safety(static.gpu_program, *inputs).kernels)
+        assert check_graph_safety(static.program, *inputs).kernels > 1.5 * launches[-1]
+    assert launches[0] == launches[1]
+    for found, expected in zip(static.gpu_program(*inputs), static.program(*inputs), strict=True):
+        assert bool(torch.isfinite(expected).all())
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-8)
 
 
 def test_choice_of_kernels(monkeypatch):
-    assert potential_module.choose_kernels("auto") == ("portable" if torch.cuda.is_available() else "fused")
+    assert potential_module.choose_kernels("auto") == "auto"
     monkeypatch.setattr(potential_module, "available", lambda: False)
     assert potential_module.choose_kernels("auto") == "portable"
     with pytest.raises(ImportError, match=r"kernels: 'fused' needs numba.*pip install numba"):
         potential_module.choose_kernels("fused")
-    with pytest.raises(ValueError, match=r"kernels: expected one of auto, portable, fused, received 'fast'"):
+    with pytest.raises(ValueError, match=r"kernels: expected one of auto, portable, fused, nnpops, received 'fast'"):
         potential_module.choose_kernels("fast")
     model = load_model(VARIANTS["zero-layers"].checkpoint)
     with pytest.raises(ValueError, match=r"kernels: expected 'portable' with tabulate=False"):

@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton, which compiles the kernels for GPU
 TESTS = Path(__file__).parent
 # Those of tests/test_kernels.py that hold operators against their definitions.
 CHOSEN = (
-    "definitions or by_atom or geometry_in_a_box or other_option or activated or passing or far_near or scaled_by_zero"
+    "definitions or by_atom or geometry_in_a_box or other_option or activated or passing or far_near or scaled_by_zero "
+    "or near_pairs"
 )
 
 
@@ -36,10 +37,15 @@ def test_interpreted():
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
 
+# Bytes of shared memory that a block may have, by compute capability. No thread has more than 255 registers anywhere: what needs more
+# is spilled to memory, which shows as a stack.
+SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 COMPILE = r"""
 import inspect
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 import triton
@@ -51,6 +57,8 @@ sys.path.insert(0, "tests")
 import test_kernels
 from openmm_tensornet.kernels import cuda, operators
 
+CAPABILITY, SHARED, FILE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
 compiled = set()
 
@@ -62,28 +70,44 @@ def launch(kernel, *args, grid, warmup, **options):
             signature[parameter.name], constants[(number,)] = "constexpr", options[parameter.name]
         else:
             signature[parameter.name] = TYPES[value.dtype] if torch.is_tensor(value) else "fp32" if isinstance(value, float) else "i32"
-    source = ASTSource(kernel, signature, constants)
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+    made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", CAPABILITY, 32))
+    FILE.write_bytes(made.asm["cubin"])
+    used = subprocess.run([READER, "-res-usage", FILE], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"STACK:(\d+)", used) == ["0"], (kernel.__name__, dtype, used)
+    assert made.metadata.shared <= SHARED, (kernel.__name__, dtype, made.metadata.shared)
     compiled.add(kernel.__name__)
 
 
 JITFunction.run = launch  # what is asked for is compiled, and not run
 operators.RUNNERS["CPU"] = operators.RUNNERS["CUDA"]
-for dtype in (torch.float32, torch.float64):
-    case = test_kernels.Case(23, 40, dtype)
+for dtype in map(torch.__dict__.get, sys.argv[4:]):
+    case = test_kernels.Case(23, 128, dtype)
     for name in test_kernels.MOVING:
-        arguments = case.arguments(name)
-        test_kernels.values_and_gradients(test_kernels.fused(name), arguments, test_kernels.MOVING[name])
+        if name not in test_kernels.FOR_CPUS:
+            arguments = case.arguments(name)
+            test_kernels.values_and_gradients(test_kernels.fused(name), arguments, test_kernels.MOVING[name])
     positions, _, *rest = case.arguments("geometry")
-    torch.ops.openmm_tensornet.geometry(positions, torch.eye(3, dtype=torch.float64), *rest)
+    box = torch.eye(3, dtype=torch.float64)
+    torch.ops.openmm_tensornet.geometry(positions, box, *rest)
+    for x in (positions, positions.float()):
+        torch.ops.openmm_tensornet.near_pairs(x, box.to(x.dtype), torch.zeros(23, dtype=torch.long), 0.5, 100)
 launched = {name for name in re.findall(r"(\w+)\[[^\]]*\]\(", inspect.getsource(cuda)) if isinstance(vars(cuda).get(name), JITFunction)}
 assert compiled == launched, compiled ^ launched
 print(len(compiled))
 """
 
 
-def test_compiled_for_a_gpu(tmp_path):
-    """Every kernel that is launched, in both precisions."""
-    done = run(["-c", COMPILE], TRITON_CACHE_DIR=str(tmp_path))
+@pytest.mark.parametrize(
+    ("capability", "dtypes"),
+    [
+        (75, ["float64"]),  # needs most registers and has least shared memory
+        pytest.param(75, ["float32"], marks=pytest.mark.slow),
+        *(pytest.param(c, ["float32", "float64"], marks=pytest.mark.slow) for c in (80, 86, 89, 90, 120)),
+    ],
+)
+def test_compiled_for_gpus(capability, dtypes, tmp_path):
+    """Every kernel that is launched, without spilling registers, in the shared memory that there is."""
+    arguments = [str(capability), str(SHARED_MEMORY[capability]), str(tmp_path / "kernel.cubin"), *dtypes]
+    done = run(["-c", COMPILE, *arguments], TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 20

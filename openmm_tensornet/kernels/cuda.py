@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import tensors
 from ..charges import SMALLEST_SHARE
 from . import definitions
 from .cuda_steps import (
@@ -36,6 +35,7 @@ from .cuda_steps import (
     matrix,
     multiply,
     multiply_backward,
+    nearest_image,
     normalized,
     normalized_backward,
     part_sums,
@@ -44,14 +44,74 @@ from .cuda_steps import (
     sum_rows,
     times,
     turn,
+    vector,
 )
 
-NEIGHBORS = 32  # at a time
+NEIGHBORS = 32  # at a time, in single precision
 CHANNELS = 32  # of a program that sums over neighbors
 ELEMENTS = 128  # atoms times channels of a program that treats each by itself
+CHARGES = 16  # channels of a program that sums over a molecule
+
+
+def _at_once(like: Tensor) -> int:
+    """Neighbors at a time: registers hold half as many numbers in double precision."""
+    return NEIGHBORS * 4 // like.element_size()
 
 
 # ------------------------------------------------------------------------------------------------------------- pairs
+
+
+@triton.jit
+def _near(positions, box, molecules, cutoff, atoms, i, j, PERIODIC: tl.constexpr):
+    """Which atoms j > i are near to atom i; a coordinate of j that is not a number makes it near to all."""
+    exists = (j > i) & (j < atoms)
+    x, y, z = vector(positions, i, tl.where(exists, j, i))
+    if PERIODIC:
+        x, y, z = nearest_image(box, x, y, z)
+    same = tl.load(molecules + i) == tl.load(molecules + j, exists, 0)
+    return exists & same & ~(x * x + y * y + z * z >= cutoff * cutoff)
+
+
+@triton.jit
+def _count_near(
+    positions, box, molecules, counts, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0)
+    count = tl.zeros((BLOCK,), tl.int64)
+    limit = tl.load(cutoff)
+    for first in range(i + 1, atoms, BLOCK):
+        count += _near(positions, box, molecules, limit, atoms, i, first + tl.arange(0, BLOCK), PERIODIC).to(tl.int64)
+    x, y, z = tl.load(positions + 3 * i), tl.load(positions + 3 * i + 1), tl.load(positions + 3 * i + 2)
+    finite = (x - x == 0) & (y - y == 0) & (z - z == 0)
+    tl.store(counts + i, tl.where(finite, tl.sum(count, 0), capacity + 1))
+
+
+@triton.jit
+def _list_near(
+    positions, box, molecules, ends, pairs, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0)
+    place, limit = tl.load(ends + i - 1, i > 0, 0), tl.load(cutoff)
+    for first in range(i + 1, atoms, BLOCK):
+        j = first + tl.arange(0, BLOCK)
+        near = _near(positions, box, molecules, limit, atoms, i, j, PERIODIC).to(tl.int64)
+        at = place + tl.cumsum(near, 0) - 1
+        fits = (near > 0) & (at < capacity)
+        tl.store(pairs + at, tl.zeros((BLOCK,), tl.int64) + i, fits)
+        tl.store(pairs + capacity + at, j.to(tl.int64), fits)
+        place += tl.sum(near, 0)
+
+
+def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found) -> None:
+    """All atoms are compared with all: for a few thousand, a GPU does it in less time than cells take to fill."""
+    atoms, options = len(molecules), {"PERIODIC": len(box) == 3, "BLOCK": ELEMENTS}
+    limit = positions.new_full((), cutoff)  # an argument of Triton's would be float32
+    counts = torch.empty_like(molecules)
+    _count_near[(atoms,)](positions, box, molecules, counts, limit, atoms, capacity, **options)
+    ends = counts.cumsum(0)
+    found.copy_(ends[-1:])
+    pairs.zero_()
+    _list_near[(atoms,)](positions, box, molecules, ends, pairs, limit, atoms, capacity, **options)
 
 
 @triton.jit
@@ -61,15 +121,9 @@ def _geometry(
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = p < count
     i, j = tl.load(pairs + p, mask, 0), tl.load(pairs + count + p, mask, 0)
-    x = tl.load(positions + 3 * i) - tl.load(positions + 3 * j)
-    y = tl.load(positions + 3 * i + 1) - tl.load(positions + 3 * j + 1)
-    z = tl.load(positions + 3 * i + 2) - tl.load(positions + 3 * j + 2)
-    if PERIODIC:  # c, b, a, since each vector of a reduced box only has components up to its own
-        turns = tl.floor(z / tl.load(box + 8) + 0.5)
-        x, y, z = x - turns * tl.load(box + 6), y - turns * tl.load(box + 7), z - turns * tl.load(box + 8)
-        turns = tl.floor(y / tl.load(box + 4) + 0.5)
-        x, y = x - turns * tl.load(box + 3), y - turns * tl.load(box + 4)
-        x = x - tl.floor(x / tl.load(box) + 0.5) * tl.load(box)
+    x, y, z = vector(positions, i, j)
+    if PERIODIC:
+        x, y, z = nearest_image(box, x, y, z)
     dtype = distance.dtype.element_ty
     x, y, z = x.to(dtype), y.to(dtype), z.to(dtype)
     d = tl.sqrt(x * x + y * y + z * z)
@@ -155,7 +209,7 @@ def embed(distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff, 
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _embed[(atoms, triton.cdiv(channels, width))](
         distance, unit, pairs, by_atom, receiver, sender, own, table, result, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BLOCK=_at_once(own), WIDTH=width,
     )  # fmt: skip
 
 
@@ -250,7 +304,7 @@ def interact(distance, pairs, by_atom, own, table, cutoff, y, factor, both, resu
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _interact[(atoms, triton.cdiv(channels, width))](
         distance, pairs, by_atom, own, table, y, factor, result, message, pairs.shape[1], atoms, channels,
-        table.shape[0] - 2, cutoff=cutoff, BOTH=both, BLOCK=NEIGHBORS, WIDTH=width,
+        table.shape[0] - 2, cutoff=cutoff, BOTH=both, BLOCK=_at_once(y), WIDTH=width,
     )  # fmt: skip
 
 
@@ -299,7 +353,7 @@ def interact_backward(
     parts = triton.cdiv(channels, width)
     _message_backward[(atoms * parts + count,)](
         distance, pairs, by_atom, own, table, y, g_m, g_distance, g_y, count, atoms, channels, table.shape[0] - 2, parts,
-        cutoff=cutoff, BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
+        cutoff=cutoff, BLOCK=_at_once(y), WIDTH=width, ALL=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -341,7 +395,7 @@ def block_message(weight, scale, y, m) -> None:
     (atoms, slots), channels = scale.shape, y.shape[2]
     width = min(CHANNELS, triton.next_power_of_2(channels))
     _block_message[(atoms, triton.cdiv(channels, width))](
-        weight, scale, y, m, atoms, slots, channels, BLOCK=NEIGHBORS, WIDTH=width
+        weight, scale, y, m, atoms, slots, channels, BLOCK=_at_once(y), WIDTH=width
     )
 
 
@@ -381,83 +435,73 @@ def block_message_backward(g_m, weight, scale, y, g_weight, g_scale, g_y) -> Non
     parts = triton.cdiv(channels, width)
     _block_message_backward[(atoms * parts + atoms * slots,)](
         g_m, weight, scale, y, g_weight, g_scale, g_y, atoms, slots, channels, parts,
-        BLOCK=NEIGHBORS, WIDTH=width, ALL=triton.next_power_of_2(channels),
+        BLOCK=_at_once(y), WIDTH=width, ALL=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
-# What a TensorNet2 has beyond a TensorNet is made of PyTorch's own operators.
+@triton.jit
+def _of_molecule(h, molecule, first, atoms, channels, k, BLOCK: tl.constexpr):
+    """Which of some atoms are of this program's molecule, the places of their charges, the charges and the shares."""
+    a = first + tl.arange(0, BLOCK)
+    own = (tl.load(molecule + a, a < atoms, -1) == tl.program_id(0))[:, None] & (k < channels)[None, :]
+    at = a[:, None] * 2 * channels + k[None, :]
+    return own, a[:, None] * channels + k[None, :], at, tl.load(h + at, own, 0), tl.load(h + at + channels, own, 0)
 
 
-def _directed(pairs: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
-    """Receivers and senders: each atom with itself, then both directions of pairs."""
-    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
-    i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
-    return i, j
-
-
-def _silu_slope(x: Tensor) -> Tensor:
-    s = torch.sigmoid(x)
-    return s * (1 + x * (1 - s))
-
-
-def charge_message(
-    distance, pairs, table, cutoff, own, terms, panels1, bias1, panels2, bias2, y, m, h0, h1, h2
-) -> None:
-    (i, j), (receiver, sender) = _directed(pairs, len(terms)), terms.chunk(2, dim=1)
-    f = definitions.functions(distance, table, cutoff)
-    share, c = torch.cat((own.expand(len(receiver), -1), f, f)).split((receiver.shape[1], 1), dim=1)
-    torch.add(share, receiver[i] + sender[j], out=h0)
-    silu = torch.nn.functional.silu
-    for h, panels, bias, out in ((h0, panels1, bias1, h1), (h1, panels2, bias2, h2)):
-        torch.addmm(bias, silu(h), definitions.unpack(panels, h.shape[1], len(bias)), out=out)
-    w = definitions.by_component((c * silu(h2)).unflatten(1, (3, -1)))
-    torch.index_add(torch.zeros_like(y), 1, i, w * y[:, j], out=m)
-
-
-def charge_message_backward(
-    g_m,
-    distance,
-    pairs,
-    table,
-    cutoff,
-    own,
-    y,
-    h0,
-    h1,
-    h2,
-    panels2,
-    panels1,
-    g_distance,
-    g_terms,
-    g_y,
-) -> None:
-    count, (i, j) = len(distance), _directed(pairs, len(g_terms))
-    f = definitions.functions(distance, table, cutoff)
-    c = torch.cat((own.expand(len(g_terms), -1), f, f))[:, -1:]
-    s, g_i = torch.nn.functional.silu(h2), g_m[:, i]
-    torch.index_add(torch.zeros_like(y), 1, j, definitions.by_component((c * s).unflatten(1, (3, -1))) * g_i, out=g_y)
-    by = torch.cat([part.sum(0) for part in (g_i * y[:, j]).split(tensors.PART_SIZES)], dim=1)
-    g = c * by * _silu_slope(h2)
-    for h, panels in ((h1, panels2), (h0, panels1)):
-        g = torch.mm(g, definitions.unpack(panels, g.shape[1], h.shape[1])) * _silu_slope(h)
-    zeros = g.new_zeros(len(g_terms), g.shape[1])
-    torch.cat((zeros.index_add(0, i, g), zeros.index_add(0, j, g)), dim=1, out=g_terms)
-    of_pairs = torch.cat((g, (by * s).sum(1, keepdim=True)), dim=1)[len(g_terms) :]
-    both = of_pairs[:count] + of_pairs[count:]
-    torch.sum(both * definitions.slopes(distance, table, cutoff), dim=1, out=g_distance)
+@triton.jit
+def _equilibrate(
+    h, molecule, charge, result, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+):
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    charges = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
+    shares = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
+    for first in range(0, atoms, BLOCK):
+        _, _, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        charges += q
+        shares += f * f
+    ratio = (tl.load(charge + tl.program_id(0)) - tl.sum(charges, 0)) / (tl.sum(shares, 0) + smallest)
+    for first in range(0, atoms, BLOCK):
+        own, place, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        tl.store(result + place, q + f * f * ratio[None, :], own)
 
 
 def equilibrate(h, molecule, charge, q) -> None:
-    q.copy_(definitions.equilibrate(h, molecule, charge))
+    atoms, channels = q.shape
+    width = min(CHARGES, triton.next_power_of_2(channels))
+    _equilibrate[(len(charge), triton.cdiv(channels, width))](
+        h, molecule, charge, q, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=_at_once(q), WIDTH=width
+    )
+
+
+@triton.jit
+def _equilibrate_backward(
+    g_q, h, molecule, charge, g_h, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+):
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    charges = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
+    shares = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
+    taken = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
+    for first in range(0, atoms, BLOCK):
+        own, place, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        charges += q
+        shares += f * f
+        taken += f * f * tl.load(g_q + place, own, 0)
+    total = tl.sum(shares, 0) + smallest
+    ratio = (tl.load(charge + tl.program_id(0)) - tl.sum(charges, 0)) / total
+    mean = tl.sum(taken, 0) / total
+    for first in range(0, atoms, BLOCK):
+        own, place, at, _, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        g = tl.load(g_q + place, own, 0) - mean[None, :]
+        tl.store(g_h + at, g, own)
+        tl.store(g_h + at + channels, 2 * f * g * ratio[None, :], own)
 
 
 def equilibrate_backward(g_q, h, molecule, charge, g_h) -> None:
-    q, f = h.chunk(2, dim=1)
-    zeros, square = h.new_zeros(len(charge), q.shape[1]), f * f
-    total = zeros.index_add(0, molecule, square) + SMALLEST_SHARE
-    ratio = (charge.unsqueeze(1) - zeros.index_add(0, molecule, q)) / total
-    by_q = g_q - (zeros.index_add(0, molecule, g_q * square) / total)[molecule]
-    torch.cat((by_q, 2 * f * by_q * ratio[molecule]), dim=1, out=g_h)
+    atoms, channels = g_q.shape
+    width = min(CHARGES, triton.next_power_of_2(channels))
+    _equilibrate_backward[(len(charge), triton.cdiv(channels, width))](
+        g_q, h, molecule, charge, g_h, atoms, channels, smallest=SMALLEST_SHARE, BLOCK=_at_once(h), WIDTH=width
+    )
 
 
 def by_atom(pairs: Tensor, atoms: int, result: Tensor) -> None:

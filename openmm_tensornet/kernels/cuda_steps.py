@@ -256,6 +256,26 @@ def angular(x, y, z):
 
 
 @triton.jit
+def vector(positions, i, j):
+    """x_i − x_j."""
+    return (
+        tl.load(positions + 3 * i) - tl.load(positions + 3 * j),
+        tl.load(positions + 3 * i + 1) - tl.load(positions + 3 * j + 1),
+        tl.load(positions + 3 * i + 2) - tl.load(positions + 3 * j + 2),
+    )
+
+
+@triton.jit
+def nearest_image(box, x, y, z):
+    """In the order c, b, a, since each vector of a reduced box only has components up to its own."""
+    turns = tl.floor(z / tl.load(box + 8) + 0.5)
+    x, y, z = x - turns * tl.load(box + 6), y - turns * tl.load(box + 7), z - turns * tl.load(box + 8)
+    turns = tl.floor(y / tl.load(box + 4) + 0.5)
+    x, y = x - turns * tl.load(box + 3), y - turns * tl.load(box + 4)
+    return x - tl.floor(x / tl.load(box) + 0.5) * tl.load(box), y, z
+
+
+@triton.jit
 def entries(by_atom, pairs, count, atoms, k, end):
     """Some entries of an atom: which exist, their pairs, other atoms, and 1 or −1 for the direction."""
     exists = k < end

@@ -11,7 +11,6 @@ from .. import tensors
 from ..charges import TensorNet2
 from ..model import TensorNet
 from ..module import Module
-from ..network import equilibrate
 from ..tabulate import RadialTable
 from . import operators  # noqa: F401  registers them
 
@@ -233,8 +232,6 @@ class FusedOperators(Module):
         return _PartFeatures.apply(x, 3**-0.5, False, weight, bias)
 
     def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-        if torch.cuda.is_available():  # where it would be more launches
-            return equilibrate(h, molecule, charge)
         return _Equilibrate.apply(h.contiguous(), molecule, charge)
 
     def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -32,9 +32,8 @@ DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
 def available() -> bool:
-    """Whether what compiles the kernels is installed: for the CPU, where every force is checked, and for a GPU if there is one."""
-    needed = ("numba", "triton") if torch.cuda.is_available() else ("numba",)
-    return all(find_spec(package) is not None for package in needed)
+    """Whether numba, which compiles the kernels for CPUs, is installed: every force is checked there."""
+    return find_spec("numba") is not None
 
 
 _KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
@@ -108,6 +107,7 @@ def _pair_geometry(positions: Tensor, box: Tensor, pairs: Tensor, by_atom: Tenso
 _operator(
     "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor)",
     lambda positions, box, molecules, cutoff, capacity: (molecules.new_empty((2, capacity)), molecules.new_empty(1)),
+    launches=6,
 )
 _operator(
     "by_atom(Tensor pairs, int atoms) -> Tensor",
@@ -156,7 +156,6 @@ _operator(
             for n in (len(args[4]) - 1, len(args[7]), len(args[9]))
         ),
     ),
-    launches=30,
 )
 _operator(
     f"charge_message_backward(Tensor g_m, Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor y, Tensor h0, Tensor h1, "
@@ -166,7 +165,6 @@ _operator(
         args[6].new_empty(args[6].shape[1], 2 * args[6].shape[2]),
         torch.empty_like(args[6], memory_format=torch.contiguous_format),
     ),
-    launches=60,
 )
 _operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
 _operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
@@ -197,9 +195,8 @@ _operator(
 _operator(
     "equilibrate(Tensor h, Tensor molecule, Tensor charge) -> Tensor",
     lambda h, molecule, charge: (h.new_empty(len(h), h.shape[1] // 2),),
-    launches=12,
 )
-_operator("equilibrate_backward(Tensor g_q, Tensor h, Tensor molecule, Tensor charge) -> Tensor", _like(1), launches=18)
+_operator("equilibrate_backward(Tensor g_q, Tensor h, Tensor molecule, Tensor charge) -> Tensor", _like(1))
 _SCRATCH = threading.local()
 
 
