@@ -15,6 +15,7 @@ ORDER = (
     "atoms",
     "units",
     "files",
+    "signature",
     "tensors",
     "radial",
     "priors",
