@@ -173,7 +173,8 @@ def rewrite_archive(archive: zipfile.ZipFile) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as new:
         for name in archive.namelist():
-            new.writestr(zipfile.ZipInfo(name), archive.read(name))
+            if not name.endswith(".debug_pkl"):  # places in the source of the code, for tracebacks
+                new.writestr(zipfile.ZipInfo(name), archive.read(name))
     return buffer.getvalue()
 
 

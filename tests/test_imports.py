@@ -48,6 +48,7 @@ ORDER = (
     "program",
     "potential",
     "geometry",
+    "scriptcode",
     "export",
     "arguments",
     "potentialforce",

@@ -1,17 +1,22 @@
 """What files of strangers, and other users of a folder, cannot do: docs/security.md names these tests."""
 
+import io
 import json
 import os
 import pickle
 import stat
+import warnings
 import zipfile
 
 import numpy as np
 import openmm
 import pytest
+import torch
 from openmm import app
 
 from openmm_tensornet import files, runfiles, signature
+from openmm_tensornet.checkpoint import load_model
+from openmm_tensornet.export import export_torchscript, load_exported, read_metadata
 from openmm_tensornet.files import open_own, replace_file
 from openmm_tensornet.simulation import simulate
 
@@ -265,3 +270,115 @@ def test_a_device_is_no_output(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe: expected a file of its own"):
         open_own(tmp_path / "pipe", "r+b")
+
+
+# -------------------------------------------------------------------------------------------------- exported files
+
+
+class AtEvaluation(torch.nn.Module):
+    """Writes to a file when it is evaluated."""
+
+    def __init__(self, path: str, metadata: str):
+        super().__init__()
+        self.path, self.metadata = path, metadata
+
+    def forward(self, x: torch.Tensor):
+        return torch.from_file(self.path, True, 4, dtype=torch.uint8).fill_(88).sum() * 0.0, x * 0
+
+
+class AtReading(AtEvaluation):
+    """Writes to a file when it is read."""
+
+    @torch.jit.export
+    def __getstate__(self):
+        return (self.path, self.metadata, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, str, bool]):
+        self.path, self.metadata, self.training = state[0], state[1], state[2]
+        assert torch.from_file(state[0], True, 4, dtype=torch.uint8).fill_(88).sum() > 0
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, model_path):
+    path = tmp_path_factory.mktemp("exported") / "good.pt"
+    export_torchscript(load_model(model_path("variants/zero-layers")), path, atomic_numbers=[8, 1, 1])
+    return path
+
+
+def rewritten(source, path, change):
+    """An archive as PyTorch writes it, with a change of the list of members."""
+    with zipfile.ZipFile(source) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as new, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a name that is there twice
+        for name, content in change(members):
+            new.writestr(zipfile.ZipInfo(name), content)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".py", ".PY", ".Py"])
+@pytest.mark.parametrize("kind", [AtEvaluation, AtReading])
+def test_code_that_the_exporter_does_not_write_never_runs(tmp_path, exported, kind, ending):
+    other, buffer = tmp_path / "thesis", io.BytesIO()
+    other.write_text("mine")
+    metadata = json.dumps(read_metadata(exported))
+    torch.jit.save(torch.jit.script(kind(str(other), metadata)), buffer, _extra_files={"metadata.json": metadata})
+
+    # Under the names of the exporter's own classes
+    def change(members):
+        for name, content in members:
+            if name.endswith((".py", ".pkl")):
+                content = content.replace(b"test_security", b"openmm_tensornet.export")
+            yield (
+                name.replace("__torch__/test_security", "__torch__/openmm_tensornet/export").replace(".py", ending),
+                content,
+            )
+
+    path = rewritten(buffer, tmp_path / "bad.pt", change)
+    with pytest.raises(ValueError, match=r"bad\.pt: expected an exported TensorNet file") as caught:
+        load_exported(path)
+    assert "\n" not in str(caught.value)
+    assert other.read_text() == "mine"
+
+
+def twice(members):
+    return [*members, *((name, b"") for name, _ in members if name.endswith("data.pkl"))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda m: [(n.replace(".py", ".PY"), c) for n, c in m], id="case of an ending"),
+        pytest.param(lambda m: [(n.replace("code", "CODE"), c) for n, c in m], id="case of a folder"),
+        pytest.param(lambda m: [(n.replace("code", "c\u043ede"), c) for n, c in m], id="a look-alike"),
+        pytest.param(lambda m: [(n.replace("/data.pkl", "/./data.pkl"), c) for n, c in m], id="another way to a name"),
+        pytest.param(lambda m: [*m, *((n.replace("archive", "other"), c) for n, c in m)], id="two top folders"),
+        pytest.param(
+            lambda m: [*m, *((n.replace("archive", "Archive"), c) for n, c in m)], id="a top folder in other case"
+        ),
+        pytest.param(twice, id="a name twice"),
+        pytest.param(lambda m: [*m, ("archive/code/__torch__/evil.py", b"")], id="a class that is not ours"),
+        pytest.param(lambda m: [*m, ("archive/nested.zip", b"PK\5\6" + bytes(18))], id="a nested archive"),
+        pytest.param(lambda m: [*m, ("archive/data/1000/", b"")], id="a folder"),
+    ],
+)
+def test_an_exported_file_has_the_members_of_the_exporter_and_no_others(tmp_path, exported, change):
+    assert load_exported(rewritten(exported, tmp_path / "same.pt", lambda m: m)).metadata == read_metadata(exported)
+    path = rewritten(exported, tmp_path / "bad.pt", change)
+    with pytest.raises(ValueError, match=r"bad\.pt: expected (an exported TensorNet file|a file written by)") as caught:
+        load_exported(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["before", "behind", "comment"])
+def test_one_archive_in_a_file(tmp_path, exported, place):
+    data, path = exported.read_bytes(), tmp_path / "bad.pt"
+    if place == "comment":
+        path.write_bytes(data)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = data[:1000]
+    else:
+        path.write_bytes(data + data if place == "before" else data + data[:100])
+    with pytest.raises(ValueError, match=r"something before or behind|something behind the archive"):
+        load_exported(path)
