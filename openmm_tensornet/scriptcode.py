@@ -49,7 +49,8 @@ def runs_when_loaded(member: bytes) -> bool:
 
 def check_operators(module: torch.jit.ScriptModule) -> None:
     """ValueError for a module with an operator that the exporter never writes. Nothing of the module is run."""
-    for part in module.modules():
+    parts: Any = module.modules()
+    for part in parts:
         for name in part._c._method_names():
             for kind in _kinds(part._c._get_method(name).inlined_graph):
                 if kind not in _OPERATORS and not kind.startswith(_OWN):
