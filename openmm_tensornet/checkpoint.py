@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from .charges import TensorNet2, TensorNet2Config
 from .checks import flag
-from .files import check_file, replace_file, rewrite_archive
+from .files import check_file, open_archive, replace_file, rewrite_archive
 from .model import TensorNet, TensorNetConfig
 from .priors import D2, ZBL, Atomref, Prior
 from .registry import find_model, known_elements
@@ -190,8 +190,8 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
         data = file.read()
     try:
         readable = data
-        if zipfile.is_zipfile(io.BytesIO(data)):
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if data.startswith(b"PK"):
+            with open_archive(io.BytesIO(data)) as archive:
                 _check_kind(archive.infolist())
                 readable = rewrite_archive(archive)
         elif not data.startswith(b"\x80"):  # older versions of torch write pickles

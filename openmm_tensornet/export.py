@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import os
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from torch import Tensor, fx, nn
 from . import __version__
 from .atoms import Atoms, check_particles
 from .checks import array, flag
-from .files import DAMAGED, check_file, replace_file, rewrite_archive
+from .files import DAMAGED, check_file, open_archive, replace_file, rewrite_archive
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
 from .model import TensorNet
@@ -35,6 +34,7 @@ from .potential import (
     expected_energies_and_forces,
 )
 from .program import coulomb_cutoff_of
+from .scriptcode import DESCRIPTION, MEMBERS, check_operators, runs_when_loaded
 from .testing import TOLERANCES, Deviation, deviation, geometries
 
 FORMAT = "openmm-tensornet"
@@ -498,6 +498,7 @@ def _compare(module, cases: dict, expected: dict, particles: list[int] | None, p
 
 def save(exported: Exported, path: str | os.PathLike) -> None:
     """Write an exported module, atomically."""
+    check_operators(exported.module)  # or it could not be read again
     buffer = io.BytesIO()
     torch.jit.save(exported.module, buffer, _extra_files={"metadata.json": json.dumps(exported.metadata)})
     replace_file(path, buffer.getvalue())
@@ -644,13 +645,12 @@ def _read(name: str) -> tuple[dict, bytes]:
         raise FileNotFoundError(f"{name}: expected an exported TensorNet file, which does not exist")
     check_file(name, "an exported TensorNet file")
     try:
-        with zipfile.ZipFile(name) as archive:
+        with open(name, "rb") as file, open_archive(file) as archive:
             content = rewrite_archive(archive)
             members = archive.namelist()
-            described = [n for n in members if n.endswith("/extra/metadata.json")]
-            text = archive.read(described[0]) if described else None
-            # What would be run by torch.jit.load itself; no file written here has it.
-            runs = any(b"__setstate__" in archive.read(n) for n in members if n.endswith(".py"))
+            text = archive.read(DESCRIPTION) if DESCRIPTION in members else None
+            surplus = [n for n in members if not MEMBERS.fullmatch(n)]
+            runs = any(runs_when_loaded(archive.read(n)) for n in members if n.endswith((".py", ".pkl")))
     except DAMAGED as error:
         raise ValueError(
             f"{name}: expected an exported TensorNet file, received another or a damaged or truncated one ({error}); "
@@ -658,14 +658,19 @@ def _read(name: str) -> tuple[dict, bytes]:
         ) from None
     if any(n.endswith("/data.pkl") for n in members) and not any(n.endswith("/constants.pkl") for n in members):
         raise ValueError(f"{name}: expected an exported TensorNet file, received a checkpoint; read it with load_model")
+    if runs:
+        raise ValueError(
+            f"{name}: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again"
+        )
     if text is None:
         raise ValueError(
             f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file; export the model "
             "with it"
         )
-    if runs:
+    if surplus:
         raise ValueError(
-            f"{name}: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again"
+            f"{name}: expected an exported TensorNet file, received one with the member {surplus[0]!r}, which no such file has; "
+            "export the model again"
         )
     return parse_metadata(text.decode("utf-8", "replace"), name), content
 
@@ -674,7 +679,7 @@ def parse_metadata(text: str, name: str) -> dict:
     """Check metadata given as JSON."""
     try:
         metadata = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         metadata = None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError(f"{name}: expected metadata of {FORMAT}, received something else; export the model again")
@@ -694,8 +699,10 @@ def load_exported(path: str | os.PathLike) -> Exported:
         for feature in metadata["features"]:
             importlib.import_module(FEATURES[feature])
         module = torch.jit.load(io.BytesIO(content), map_location="cpu")
+        check_operators(module)
     except Exception as error:
         raise ValueError(
-            f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded ({error})"
+            f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded "
+            f"({' '.join(str(error).split())[:300]})"
         ) from None
     return Exported(module, metadata)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import secrets
+import stat
+import struct
+import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 # No model that the package runs comes near it; a larger file, or what unpacks to more, is refused before memory is gone.
 LARGEST_FILE = 1 << 31  # bytes
-# What zipfile raises on a damaged archive: also for sizes, places and methods that cannot be.
-DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError)
+# The end records of an archive, those for large ones too, and the most that its directory may take: zipfile reads that at once.
+_END, _LARGE = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ4s2L4Q4sLQL")
+LARGEST_DIRECTORY = 1 << 24  # bytes
+# What zipfile raises on a damaged archive, also for sizes, places and methods that cannot be, and json on what is nested too deep.
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError, RecursionError)
 
 
 def replace_file(path: str | os.PathLike, content: bytes) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new and nothing between."""
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Where others may write too, a name that they can foresee, or that is there already, could be a link to another file.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -28,23 +40,98 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def check_file(path: str | os.PathLike, expected: str) -> None:
-    """ValueError for what is no file (a directory, a pipe), or larger than any model.
+def open_own(path: str | os.PathLike, mode: str, **options: Any) -> IO:
+    """Open a file to write to it in place, as `open` does; ValueError where that would change something else, to which it is a link."""
+    return open(path, mode, opener=_without_links, **options)
+
+
+def _without_links(path: str, flags: int) -> int:
+    linked = ValueError(
+        f"{path}: expected a file of its own, received a link, a file with a second name, or a device, and something else would be "
+        "written to; put a copy in its place"
+    )
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        if os.path.islink(path):
+            raise linked from None
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise linked
+    return descriptor
+
+
+@contextmanager
+def lock(path: str | os.PathLike) -> Iterator[None]:
+    """Hold a lock that ends with the process, however that ends; BlockingIOError where another process, or thread, holds it.
+
+    Parameters
+    ----------
+    path : path
+        A file for this alone, which is made and stays.
+    """
+    with open_own(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:  # of a file system without locks
+            warnings.warn(f"{os.fspath(path)}: cannot be locked ({error}); start no second run there", stacklevel=2)
+        yield
+
+
+def check_file(path: str | os.PathLike, expected: str, largest: int = LARGEST_FILE) -> None:
+    """ValueError for what is no file (a directory, a pipe), or larger than it can be.
 
     Parameters
     ----------
     expected : str
         What the file should be, for the message.
+    largest : int
+        Bytes.
     """
     if os.path.isdir(path):
         raise ValueError(f"{os.fspath(path)}: expected {expected}, received a directory; name the file in it")
     if not os.path.isfile(path):
         raise ValueError(f"{os.fspath(path)}: expected {expected}, received a pipe or a device; name a file")
     size = os.path.getsize(path)
-    if size > LARGEST_FILE:
+    if size > largest:
         raise ValueError(
-            f"{os.fspath(path)}: expected {expected} of at most {LARGEST_FILE} bytes, received {size} bytes; name another file"
+            f"{os.fspath(path)}: expected {expected} of at most {largest} bytes, received {size} bytes; name another file"
         )
+
+
+@contextmanager
+def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
+    """An archive; BadZipFile where something stands before or after it.
+
+    Readers disagree about which of two archives in a file they take, and the one that was checked must be the one that is read.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END.size))
+    record = file.read()
+    if len(record) < _END.size or not record.startswith(b"PK\5\6"):
+        raise zipfile.BadZipFile("it is no zip file, truncated, or has something behind the archive")
+    *_, entries, length, offset, comment = _END.unpack(record)
+    file.seek(min(offset + length, size))
+    found = file.read(_LARGE.size + _END.size + 1)
+    if found != record and len(found) == _LARGE.size + _END.size:
+        # PyTorch writes the records for large archives, too, and readers may prefer them.
+        same = _LARGE.pack(
+            b"PK\6\6", 44, found[12:16], 0, 0, entries, entries, length, offset, b"PK\6\7", 0, offset + length, 1
+        )
+        found = found.removeprefix(same)
+    if comment or found != record:
+        raise zipfile.BadZipFile("it is truncated, or has something before or behind the archive")
+    file.seek(0)
+    if entries and file.read(4) != b"PK\3\4":
+        raise zipfile.BadZipFile("it has something before the archive")
+    if length > LARGEST_DIRECTORY:
+        raise zipfile.BadZipFile(f"its directory has {length} bytes, and at most {LARGEST_DIRECTORY} are read")
+    with zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 def check_archive(archive: zipfile.ZipFile) -> None:
@@ -66,6 +153,17 @@ def check_archive(archive: zipfile.ZipFile) -> None:
         raise zipfile.BadZipFile(f"checksum of the member {damaged!r} is wrong")
 
 
+def read_members(archive: zipfile.ZipFile, largest: Mapping[str, int]) -> dict[str, bytes]:
+    """The members of an archive that may have these and no others, each of at most so many bytes; BadZipFile otherwise."""
+    for member in archive.infolist():
+        if member.file_size > largest.get(member.filename, -1):
+            most = largest.get(member.filename)
+            limit = "no such member is read" if most is None else f"at most {most} are read"
+            raise zipfile.BadZipFile(f"its member {member.filename!r} has {member.file_size} bytes, and {limit}")
+    check_archive(archive)
+    return {name: archive.read(name) for name in archive.namelist()}
+
+
 def rewrite_archive(archive: zipfile.ZipFile) -> bytes:
     """The archive written anew after :func:`check_archive`, for PyTorch.
 
@@ -75,14 +173,15 @@ def rewrite_archive(archive: zipfile.ZipFile) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as new:
         for name in archive.namelist():
-            new.writestr(zipfile.ZipInfo(name), archive.read(name))
+            if not name.endswith(".debug_pkl"):  # places in the source of the code, for tracebacks
+                new.writestr(zipfile.ZipInfo(name), archive.read(name))
     return buffer.getvalue()
 
 
 def is_torchscript(path: str | os.PathLike) -> bool:
     """Whether a file is a TorchScript archive rather than a checkpoint."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(path, "rb") as file, open_archive(file) as archive:
             return any(name.endswith("/constants.pkl") for name in archive.namelist())
     except DAMAGED:
         return False  # whoever reads it says what is wrong

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from .checks import flag, integer, one_of
-from .files import replace_file
+from .files import open_own, replace_file
 from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
 from .system import atom_name, has_energy, tensornet_forces
 from .units import lengths_in_nm, number_in, positive_in
@@ -165,7 +165,7 @@ def simulate(
     ValueError, TypeError
         If an argument is wrong, or a checkpoint is damaged or belongs to another run.
     FileExistsError
-        If `output` holds a run, and neither `resume` nor `overwrite` is set.
+        If `output` holds a run, and neither `resume` nor `overwrite` is set, or another run writes there.
     FileNotFoundError
         If there is nothing to resume.
     SimulationError
@@ -228,7 +228,7 @@ def simulate(
         **({"charges": True} if charges else {}),
     }
     files = RunFiles.in_directory(output)
-    checkpoint = find_checkpoint(files, settings, seed) if resume else None
+    checkpoint = find_checkpoint(files, settings, seed, len(positions)) if resume else None
     if checkpoint is not None:
         start_step, seed = checkpoint.run["step"], checkpoint.run["seed"]
     else:
@@ -248,12 +248,13 @@ def simulate(
         f"{system.getNumParticles()} atoms on {chosen.getName()}, {num_reports * report_interval} steps of "
         f"{timestep_fs:g} fs at {temperature_K:g} K, seed {seed}"
     )
-    phase = ""
+    phase, held = "", ExitStack()
     try:
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
             sentinels.check(context, evaluate(context), f"{phase}step 0", minimized=not minimize)
+            held.enter_context(files.sole_writer(checkpoint, resume, overwrite))
             files.clear()
             if minimize:
                 phase = "minimisation, "
@@ -265,14 +266,17 @@ def simulate(
             phase = ""
             _write_pdb(files.start, simulation)
         else:
+            held.enter_context(files.sole_writer(checkpoint, resume, overwrite))
             checkpoint.restore(context, files, say)
         for _ in range(WARMUP_EVALUATIONS):
             evaluate(context)
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of, sentinels)
+        _write_pdb(files.final, simulation)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
         raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
-    _write_pdb(files.final, simulation)
+    finally:
+        held.close()
     steps = context.getStepCount()
     if math.isnan(ns_per_day):
         say(f"nothing left to do: {files.final.parent} already holds {steps} steps")
@@ -301,16 +305,16 @@ def _produce(
     periodic = system.usesPeriodicBoundaryConditions()
     columns = (*CSV_COLUMNS, "box_volume_nm3") if periodic else CSV_COLUMNS
     first = 0 if checkpoint is None else checkpoint.run["frames"]
-    mode = "w" if checkpoint is None else "r+"
+    mode = "x" if checkpoint is None else "r+"
     with (
-        open(files.energies, mode, encoding="ascii", newline="\n") as energies,
-        open(files.trajectory, f"{mode}b") as frames,
+        open_own(files.energies, mode, encoding="ascii", newline="\n") as energies,
+        open_own(files.trajectory, f"{mode}b") as frames,
         ExitStack() as stack,
         _ProgressBar(num_reports * interval, quiet, first * interval, "running") as bar,
     ):
         open_files: dict[str, Any] = {"energies": energies, "trajectory": frames}
         if charges_of is not None:
-            opened = open(files.charges, mode, encoding="ascii", newline="\n")
+            opened = open_own(files.charges, mode, encoding="ascii", newline="\n")
             open_files["charges"] = stack.enter_context(opened)
 
         def save(frame: int, state: openmm.State) -> None:

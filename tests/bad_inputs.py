@@ -686,8 +686,8 @@ OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]]
     ("Runs", "a zip bomb for a checkpoint of a run", "simulate",
      _bomb_for_a_run,
         ValueError,
-     "…checkpoint.zip: expected the checkpoint of a run, but it is another file or damaged (it unpacks to … bytes, and at most 2147483648 are "
-     "read); start a new run"),
+     "…checkpoint.zip: expected the checkpoint of a run, but it is another file or damaged (its member 'bomb' has … bytes, and no such "
+     "member is read); start a new run"),
     ("Runs", "NaN positions", "simulate", lambda g: g.run(positions=WATER * np.nan), SimulationError,
      "input structure, step 0: …NaN…"),
     ("Runs", "an energy that becomes NaN", "simulate", lambda g: g.run(energy="1e-3*log(0.2-x)", temperature=1e5, time=1, timestep=0.1), SimulationError,

@@ -248,7 +248,7 @@ def read_exported(path: Path) -> str:
 
 def read_run(path: Path) -> str:
     """The same of the checkpoint of a run."""
-    return repr(runfiles.Checkpoint.read(path))
+    return repr(runfiles.Checkpoint.read(path, 3))
 
 
 READERS: dict[str, Callable[[Path], str]] = {

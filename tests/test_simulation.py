@@ -802,10 +802,10 @@ def test_damaged_checkpoint(alanine, tmp_path, damage):
         with zipfile.ZipFile(files.checkpoint, "w") as archive:
             archive.writestr("a.txt", "b")
     elif damage == "newer":
-        checkpoint = simulation.Checkpoint.read(files.checkpoint)
-        checkpoint.run["format"] = 2
+        checkpoint = simulation.Checkpoint.read(files.checkpoint, 22)
+        checkpoint.run["format"] = 3
         checkpoint.write(files.checkpoint)
-        text = "expected checkpoint format 1, found 2"
+        text = "expected checkpoint format 2, found 3"
     else:
         middle = len(content) // 2
         files.checkpoint.write_bytes(
@@ -904,7 +904,7 @@ def test_nan_stops_the_run(alanine, tmp_path, monkeypatch, platform):
     assert 0 < int(table[-1]["step"]) < step <= int(table[-1]["step"]) + 20
     assert frame == len(table) + 1
     assert all(np.isfinite(float(value)) for row in table for value in row.values())
-    checkpoint = simulation.Checkpoint.read(files.checkpoint)
+    checkpoint = simulation.Checkpoint.read(files.checkpoint, 22)
     assert checkpoint.run["step"] == int(table[-1]["step"])
     assert "nan" not in checkpoint.state.lower()
     assert not files.final.exists()
@@ -963,7 +963,7 @@ def stopped(alanine, output, monkeypatch, text, **options):
         run(alanine, output, **options)
     step, frame = map(int, re.match(r"step (\d+), frame (\d+): ", str(caught.value)).groups())
     files = simulation.RunFiles.in_directory(output)
-    checkpoint = simulation.Checkpoint.read(files.checkpoint)
+    checkpoint = simulation.Checkpoint.read(files.checkpoint, 22)
     assert str(caught.value).endswith(f"; the last good checkpoint is {files.checkpoint}")
     assert len(rows(files)) == checkpoint.run["frames"] == frame - 1 > 0
     assert checkpoint.run["step"] == (frame - 1) * 5 < step <= frame * 5
