@@ -27,13 +27,14 @@ _CONTROL = set(
 )
 _COMPUTE = set(
     """
-    __getitem__ __not__ _unsafe_view abs add addcmul addcmul_ addmm addmv amin any append baddbmm bitwise_and bitwise_not bitwise_or bmm cat clamp
-    clone contiguous copy_ cos cumsum diagonal dim div dot eq erfc exp expand expm1 flatten floor format full_like gather ge gt index index_add index_add_ index_copy
-    index_select isnan le len linalg_vector_norm linear log logical_and logical_and_ logical_not logical_or lt masked_fill matmul
-    maximum mean minimum mm mul mul_ native_layer_norm native_layer_norm_backward ne neg new_zeros ones_like permute pow reciprocal relu remainder
-    reshape round rsqrt rsub scatter scatter_add select set_ sigmoid sigmoid_backward silu silu_backward sin size slice softplus softplus_backward
-    split split_with_sizes sqrt squeeze stack sub sum t tanh tanh_backward threshold_backward to transpose unbind unflatten unsqueeze
-    view where zero_ zeros_like
+    __getitem__ __not__ _unsafe_view abs add addcmul addcmul_ addmm addmv amin any append baddbmm bitwise_and bitwise_not bitwise_or
+    bmm cat clamp clone contiguous copy_ cos cumsum diagonal dim div dot eq erfc exp expand expm1 flatten floor format full_like
+    gather ge gt index index_add index_add_ index_copy index_select isnan le len linalg_vector_norm linear log logical_and
+    logical_and_ logical_not logical_or lt masked_fill matmul maximum mean minimum mm mul mul_ native_layer_norm
+    native_layer_norm_backward ne neg new_zeros ones_like permute pow reciprocal relu remainder reshape round rsqrt rsub scatter
+    scatter_add select set_ sigmoid sigmoid_backward silu silu_backward sin size slice softplus softplus_backward split
+    split_with_sizes sqrt squeeze stack sub sum t tanh tanh_backward threshold_backward to transpose unbind unflatten unsqueeze view
+    where zero_ zeros_like
     """.split()
 )
 _OPERATORS = (
