@@ -433,7 +433,9 @@ def compile_potential(
     example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
     if periodic:
         example.append(torch.eye(3))
-    metadata["launches"] = check_graph_safety(module, *example).kernels
+    found = check_graph_safety(module, *example)
+    assert found.fixed_results
+    metadata["launches"] = found.kernels
     metadata["deviation"] = _compare(module, cases, expected, particles, precision)
     return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
 

@@ -85,10 +85,14 @@ class GraphSafety:
         Launches of one evaluation: every operator that is not a view counts one, a custom one what it declares.
     operators : Counter
         How often each operator was called, views left out.
+    fixed_results : bool
+        Whether all results lie in memory of the module, the same at every call and in every graph that is captured of it. TorchForce
+        captures one graph with forces and one without, and reads the results of the last capture whichever it replays.
     """
 
     kernels: int = 0
     operators: Counter = field(default_factory=Counter)
+    fixed_results: bool = False
 
 
 class _Recorder(TorchDispatchMode):
@@ -206,11 +210,19 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         fake = [pretend(t) for t in inputs]
         try:
             with torch.no_grad(), recorder:
-                own(*fake)
+                results = own(*fake)
         except Exception as error:
             if recorder.refusal is None:
                 text = str(error).strip().splitlines()
                 raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
     if recorder.refusal is not None:
         raise recorder.refusal
+    held = {_memory(t) for t in (*own.parameters(), *own.buffers())}
+    leaves = torch.utils._pytree.tree_leaves(results)
+    recorder.result.fixed_results = all(_memory(t) in held for t in leaves if isinstance(t, Tensor))
     return recorder.result
+
+
+def _memory(tensor: Tensor) -> int:
+    """What tensors that share their numbers have in common, also fake ones."""
+    return tensor.untyped_storage()._cdata

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,50 @@ def deviation(found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) ->
     energy_error = float((energy.double() - reference[0]).abs().max()) / len(forces) / KJ_PER_MOL_PER_EV
     scale = max(float(reference[1].norm()), SMALL_FORCE * len(forces) ** 0.5)
     return Deviation(energy_error, float((forces.double() - reference[1]).norm()) / scale)
+
+
+class CapturedModule:
+    """What TorchForce does on CUDA with a module that gives energy and forces, and CUDA graphs: here on any device.
+
+    It runs the module some times and captures it, once for evaluations that ask for forces and once for those that ask for the
+    energy alone. A capture keeps the memory of inputs and results, to which every replay writes; the results of the last capture
+    are read after every replay, whichever graph it was. (CudaTorchKernels.cpp of openmm-torch, `execute` and `executeGraph`.)
+
+    Parameters
+    ----------
+    module : ScriptModule
+        Is copied and frozen, as for a Context.
+    positions : Tensor, shape (S, 3)
+        Gives the size of the System, and the dtype that a platform's precision has.
+    box : Tensor, shape (3, 3), optional
+    warmup_steps : int
+    """
+
+    def __init__(
+        self, module: torch.jit.ScriptModule, positions: Tensor, box: Tensor | None = None, warmup_steps: int = 10
+    ):
+        buffer = io.BytesIO()
+        torch.jit.save(module, buffer)
+        buffer.seek(0)
+        own: Any = torch.jit.load(buffer)
+        self._module = torch.jit.freeze(own) if hasattr(own, "training") else own
+        self._inputs = [torch.zeros_like(t) for t in (positions, box) if t is not None]
+        self._warmup_steps = warmup_steps
+        self._captured: dict[bool, tuple[Tensor, ...]] = {}
+        self._results: tuple[Tensor, ...] = ()
+
+    def execute(self, positions: Tensor, box: Tensor | None = None, *, forces: bool = True) -> tuple[float, Tensor]:
+        """The energy, and the forces that would be added where `forces` are asked for."""
+        for own, value in zip(self._inputs, (positions, box), strict=False):
+            own.copy_(value)
+        if forces not in self._captured:
+            for _ in range(self._warmup_steps):
+                self._module(*self._inputs)
+            self._captured[forces] = self._results = self._module(*self._inputs)
+        values = [value.clone() for value in self._module(*self._inputs)]
+        for memory, value in zip(self._captured[forces], values, strict=True):
+            memory.copy_(value)
+        return float(self._results[0]), self._results[1].clone()
 
 
 def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float = 0.095) -> Tensor:

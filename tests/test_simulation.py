@@ -950,7 +950,7 @@ def test_nan_of_the_network_names_its_cause(water, tmp_path, platform):
     overlapping = positions.copy()
     overlapping[1] = overlapping[0] + [0.01, 0, 0]
     with pytest.raises(
-        SimulationError, match=r"step 0: .*; positions: particle 0 .* and particle 1 .* received 0\.0100 nm"
+        SimulationError, match=r"step 0: atom 0 .* and atom 1 .* are 0\.0100 nm apart, closer than the 0\.05 nm"
     ):
         simulate(topology, system, overlapping, output=tmp_path / "b", **options)
 
