@@ -210,7 +210,7 @@ class Device:
         for source, module in (("file", file), ("force", self._module(system, kernels))):
             captured = Captured(module, inputs[0])
             found = [[t.clone() for t in captured(*inputs[k])] for k in ORDER]
-            eager = [module(*inputs[k]) for k in ORDER]
+            eager = [[t.clone() for t in module(*inputs[k])] for k in ORDER]
             right = [self._system(system).expected[k] for k in ORDER]
             checks += [
                 check(f"{source}, replayed and eager", found, eager, SAME),

@@ -22,7 +22,7 @@ from .atoms import Atoms, check_particles
 from .checks import array, flag
 from .files import DAMAGED, check_file, open_archive, replace_file, rewrite_archive
 from .geometry import check_positions
-from .graphsafety import check_graph_safety
+from .graphsafety import check_graph_safety, copied
 from .model import TensorNet
 from .module import Module
 from .neighbors import check_box
@@ -320,7 +320,7 @@ class Exported:
     def scaled(self) -> Exported:
         """A module that takes one more argument, by which it multiplies energy and forces."""
         wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
-        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata)
+        return Exported(inlined(wrapper(copied(self.module), json.dumps(self.metadata))), self.metadata)
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded

@@ -164,7 +164,7 @@ def _refused(func, reason: str) -> GraphSafetyError:
     return GraphSafetyError(f"the module cannot be captured in a CUDA graph: {func}: {reason}")
 
 
-def _copy(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module) -> nn.Module:
     """A copy; of a ScriptModule its code too, with which TorchScript keeps plans, and would run one for a GPU on the CPU later."""
     if not isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module)
@@ -194,7 +194,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
         values, a tensor on the host, or a custom operator that does not declare its launches.
     """
-    recorder, own = _Recorder(), _copy(module)
+    recorder, own = _Recorder(), copied(module)
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:
@@ -217,9 +217,9 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
                 raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
     if recorder.refusal is not None:
         raise recorder.refusal
-    held = {_memory(t) for t in (*own.parameters(), *own.buffers())}
+    memories = {_memory(t) for t in (*own.parameters(), *own.buffers())}
     leaves = torch.utils._pytree.tree_leaves(results)
-    recorder.result.fixed_results = all(_memory(t) in held for t in leaves if isinstance(t, Tensor))
+    recorder.result.fixed_results = all(_memory(t) in memories for t in leaves if isinstance(t, Tensor))
     return recorder.result
 
 

@@ -31,11 +31,10 @@ def deliver(callback: Callable) -> Callable:
     return run
 
 
-def translate_exceptions() -> None:
-    """Let OpenMMException give way to the exception of a callback that it speaks of; once in a process."""
-    from openmm import OpenMMException
+def translate(kind: type[Exception]) -> None:
+    """Let OpenMM's exception, `kind`, give way to that of a callback of which it speaks; once in a process."""
 
-    def __init__(self: OpenMMException, *texts: Any) -> None:
+    def __init__(self: Exception, *texts: Any) -> None:
         text = str(texts[0]) if texts else ""
         for error in _raised:
             _raised.clear()
@@ -43,15 +42,15 @@ def translate_exceptions() -> None:
                 raise error
         # A handler that ran before the first line of a callback. All that is left is the text that TorchScript made, if it made one.
         found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
-        kind = "KeyboardInterrupt" if text == "" else found and found[1]
+        name = "KeyboardInterrupt" if text == "" else found and found[1]
         for known in _kinds(BaseException):
-            if known.__name__ == kind:
+            if known.__name__ == name:
                 error = known.__new__(known)
                 error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
                 raise error
         Exception.__init__(self, *texts)
 
-    OpenMMException.__init__ = __init__
+    kind.__init__ = __init__  # type: ignore[method-assign, assignment]
 
 
 def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:

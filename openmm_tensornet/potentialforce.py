@@ -16,7 +16,7 @@ from .atoms import Atoms
 from .checks import flag, integer
 from .export import Exported
 from .geometry import ClosePair, check_positions, nearest_neighbors
-from .interrupts import translate_exceptions
+from .interrupts import translate
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAXIMUM_WARMUP = 10_000  # evaluations before the capture of a CUDA graph: minutes
-translate_exceptions()
+translate(openmm.OpenMMException)
 
 
 class PotentialForce:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .graphsafety import copied
 from .neighbors import find_pairs, minimum_image
 from .units import KJ_PER_MOL_PER_EV
 
@@ -95,10 +95,7 @@ class CapturedModule:
     def __init__(
         self, module: torch.jit.ScriptModule, positions: Tensor, box: Tensor | None = None, warmup_steps: int = 10
     ):
-        buffer = io.BytesIO()
-        torch.jit.save(module, buffer)
-        buffer.seek(0)
-        own: Any = torch.jit.load(buffer)
+        own: Any = copied(module)
         self._module = torch.jit.freeze(own) if hasattr(own, "training") else own
         self._inputs = [torch.zeros_like(t) for t in (positions, box) if t is not None]
         self._warmup_steps = warmup_steps
@@ -107,7 +104,8 @@ class CapturedModule:
 
     def execute(self, positions: Tensor, box: Tensor | None = None, *, forces: bool = True) -> tuple[float, Tensor]:
         """The energy, and the forces that would be added where `forces` are asked for."""
-        for own, value in zip(self._inputs, (positions, box), strict=False):
+        given = [t for t in (positions, box) if t is not None]
+        for own, value in zip(self._inputs, given, strict=True):
             own.copy_(value)
         if forces not in self._captured:
             for _ in range(self._warmup_steps):

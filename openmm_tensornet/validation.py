@@ -113,7 +113,8 @@ def check_model(
 
 
 def _evaluate(exported: Exported, positions: Tensor, box: Tensor | None) -> tuple[float, Tensor]:
-    energy, forces = exported.module(positions) if box is None else exported.module(positions, box)
+    found = exported.module(positions) if box is None else exported.module(positions, box)
+    energy, forces = (t.clone() for t in found)  # the next call writes there
     return float(energy), forces
 
 

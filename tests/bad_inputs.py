@@ -319,8 +319,8 @@ CHECKPOINTS: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
     ),
     (
         "a name whose file has another hash", _not_the_published, ValueError,
-        "model: published-for-a-test: expected a file with SHA-256 000…000, received … in FILE; the published file has changed: "
-        "pass the path if you trust it",
+        "model: published-for-a-test: expected a file with SHA-256 000…000, received … in FILE, another version of the "
+        "model; pass the path if you trust it",
     ),
     ("no path", lambda g: 5, TypeError, "model: expected a path or the name of a model, received int"),
     (

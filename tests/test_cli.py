@@ -480,6 +480,7 @@ def test_simulate(capsys, tmp_path, model, platform):
         "trajectory.dcd",
         "energies.csv",
         "checkpoint.zip",
+        ".lock",
         "final.pdb",
     }
     assert len((output / "energies.csv").read_text().splitlines()) == 5

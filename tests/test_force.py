@@ -337,7 +337,7 @@ class TestArguments:
             ({"atomic_numbers": [8, 8], "molecules": [0, 1], "total_charge": 1}, ValueError, "single number 1; pass a list"),
             ({"atomic_numbers": [8], "total_charge": 0.3}, ValueError, "whole numbers"),
             ({"atomic_numbers": [8], "precision": "half"}, ValueError, "precision: expected one of single, double, received 'half'"),
-            ({"atomic_numbers": [8], "warmup_steps": 3}, ValueError, "at least 10, received 3"),
+            ({"atomic_numbers": [8], "warmup_steps": 3}, ValueError, "from 10 to 10000, received 3"),
             ({"atomic_numbers": [8], "cuda_graphs": "yes"}, TypeError, "cuda_graphs: expected True or False"),
             ({"atomic_numbers": [8], "periodic": 1}, TypeError, "periodic: expected True or False, received 1"),
             ({"atomic_numbers": [8], "periodic": True}, ValueError, "expected a box with periodic=True, received none"),

@@ -401,7 +401,7 @@ def test_files_of_a_run(alanine, tmp_path, platform):
     assert (summary.steps, summary.frames) == (50, 10)
     assert summary.ns_per_day > 0
     assert sorted(os.listdir(tmp_path / "a" / "b")) == sorted(
-        ["start.pdb", "trajectory.dcd", "energies.csv", "checkpoint.zip", "final.pdb"]
+        ["start.pdb", "trajectory.dcd", "energies.csv", "checkpoint.zip", "final.pdb", ".lock"]
     )
     table = rows(files)
     assert tuple(table[0]) == CSV_COLUMNS
@@ -581,7 +581,7 @@ def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
         (
             {"report_interval": 2.5},
             ValueError,
-            "report_interval: expected an integer of at least 1, received 2.5",
+            "report_interval: expected an integer from 1 to 2147483647, received 2.5",
         ),
         ({"seed": 0}, ValueError, "seed: expected an integer from 1 to 2147483647, received 0"),
         (
@@ -906,7 +906,7 @@ def test_nan_stops_the_run(alanine, tmp_path, monkeypatch, platform):
     assert all(np.isfinite(float(value)) for row in table for value in row.values())
     checkpoint = simulation.Checkpoint.read(files.checkpoint, 22)
     assert checkpoint.run["step"] == int(table[-1]["step"])
-    assert "nan" not in checkpoint.state.lower()
+    assert np.isfinite(checkpoint.positions).all() and np.isfinite(checkpoint.velocities).all()
     assert not files.final.exists()
     # and resuming runs into it again, without a doubled row
     with pytest.raises(SimulationError):
@@ -928,7 +928,7 @@ def test_nan_in_the_equilibration(alanine, tmp_path, platform):
     options = dict(minimize=False, equilibration_time=5, system=cliff_system(alanine.topology))
     with pytest.raises(SimulationError, match=r"equilibration, step \d+: .*NaN"):
         run(alanine, tmp_path, platform, **options)
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) in ([], [".lock"])
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
