@@ -251,7 +251,8 @@ def inlined(module: nn.Module) -> torch.jit.ScriptModule:
     """
     scripted = torch.jit.script(module.eval())
     kept = [name for name in ("evaluate", "metadata", "charges", "plain") if hasattr(scripted, name)]
-    return torch.jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
+    frozen = torch.jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
+    return copied(frozen)  # whose parts are modules for Python again
 
 
 def keep_attributes(x: Tensor, tensors: list[Tensor]) -> None:
@@ -320,7 +321,7 @@ class Exported:
     def scaled(self) -> Exported:
         """A module that takes one more argument, by which it multiplies energy and forces."""
         wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
-        return Exported(inlined(wrapper(copied(self.module), json.dumps(self.metadata))), self.metadata)
+        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata)
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
@@ -369,7 +370,7 @@ def compile_potential(
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
-    cases = geometries(atoms, model.network_cutoff * model.units.nm_per_length, positions, box if periodic else None)
+    cases = geometries(atoms, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,

@@ -10,6 +10,7 @@ import copy
 import io
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +165,7 @@ def _refused(func, reason: str) -> GraphSafetyError:
     return GraphSafetyError(f"the module cannot be captured in a CUDA graph: {func}: {reason}")
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module) -> Any:
     """A copy; of a ScriptModule its code too, with which TorchScript keeps plans, and would run one for a GPU on the CPU later."""
     if not isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ class CapturedModule:
     def __init__(
         self, module: torch.jit.ScriptModule, positions: Tensor, box: Tensor | None = None, warmup_steps: int = 10
     ):
-        own: Any = copied(module)
+        own = copied(module)
         self._module = torch.jit.freeze(own) if hasattr(own, "training") else own
         self._inputs = [torch.zeros_like(t) for t in (positions, box) if t is not None]
         self._warmup_steps = warmup_steps
@@ -147,27 +147,10 @@ def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float =
     return x
 
 
-def chain(atoms: Atoms, cutoff: float) -> Tensor:
-    """Each molecule as a straight chain, with neighbours at 0.5, 0.9 and 0.999 of the cutoff in turn; nm, float64, shape (N, 3)."""
-    x = torch.zeros(len(atoms.numbers), 3, dtype=torch.float64)
-    molecules = torch.tensor(atoms.molecules)
-    for molecule in molecules.unique():
-        members = torch.nonzero(molecules == molecule).squeeze(1)
-        steps = torch.tensor([0.0, *(0.5, 0.9, 0.999) * len(members)], dtype=torch.float64)[: len(members)]
-        x[members, 0] = cutoff * steps.cumsum(0)
-    return x @ torch.tensor([[0.48, 0.6, 0.64], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-
-
-def geometries(atoms: Atoms, cutoff: float, positions: Tensor | None = None, box: Tensor | None = None) -> dict:
+def geometries(atoms: Atoms, positions: Tensor | None = None, box: Tensor | None = None) -> dict:
     """Named geometries for comparisons: name to (positions, box or None); nm, float64.
 
-    Given positions are used as they are and shaken by 5 pm; else there are two random packings. Pairs near the cutoff, of which
-    these have few, are those of a chain, in vacuum. Large systems get one geometry.
-
-    Parameters
-    ----------
-    cutoff : float
-        The network's, nm.
+    Given positions are used as they are and shaken by 5 pm; else there are two random packings. Large systems get one geometry.
     """
     generator = torch.Generator().manual_seed(20)
     if positions is not None:
@@ -176,7 +159,4 @@ def geometries(atoms: Atoms, cutoff: float, positions: Tensor | None = None, box
         found = {"given": (x, box), "given, shaken by 5 pm": (shaken, box)}
     else:
         found = {f"packing {k}": (packing(atoms, k, box), box) for k in (1, 2)}
-    n = len(atoms.numbers)
-    if box is None and n <= 300:
-        found["pairs near the cutoff"] = (chain(atoms, cutoff), None)
-    return found if n <= 300 else dict(list(found.items())[:1])
+    return found if len(atoms.numbers) <= 300 else dict(list(found.items())[:1])

@@ -126,7 +126,7 @@ def checkpoint(name: str) -> dict:
             state[key] += 1.0
         # As in trained models, which keeps charges and forces those of a molecule.
         if name in STAND_INS:
-            state[key] *= 0.5 if "norm." in key else 0.1 if "q_mlp.layers.4." in key else 1.0
+            state[key] *= 0.5 if "norm." in key else 0.05 if "q_mlp.layers.4." in key else 1.0
     lower, upper, count = options["cutoff_lower"], options["cutoff_upper"], options["num_rbf"]
     basis = "representation_model.distance_expansion"
     if options["rbf_type"] == "gauss":
