@@ -496,14 +496,13 @@ def test_simulate(capsys, tmp_path, model, platform):
     assert len((output / "energies.csv").read_text().splitlines()) == 5
 
 
-def test_resuming_with_another_model_or_charge(capsys, tmp_path, model_path):
-    model = model_path("no-layers")
+def test_resuming_with_another_model_or_charge(capsys, tmp_path, model, model_path):
     common = ["simulate", EXAMPLE, "--platform", "CPU", "--output", tmp_path / "out", *SHORT]
     assert cli.main([str(a) for a in [*common, "--model", model]]) == 0
     capsys.readouterr()
     line = refused(capsys, *common, "--resume", "--model", model_path(MODEL))
     assert "expected the settings of the run, but model_hash was " in line
-    line = refused(capsys, *common, "--resume", "--model", model, "--charge", "2")
+    line = refused(capsys, *common, "--resume", "--model", model_path("no-layers"), "--charge", "2")
     assert "total_charge was [0.0], now [2.0]; resume with what it was" in line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import logging
 import subprocess
@@ -452,7 +453,9 @@ class TestExportedFiles:
         newer = tmp_path / "newer.pt"
         module = torch.jit.load(path)
         metadata = read_metadata(path)
-        torch.jit.save(module, newer, _extra_files={"metadata.json": json.dumps(metadata | {"format_version": 99})})
+        buffer = io.BytesIO()  # in a file of its own the archive would be called otherwise
+        torch.jit.save(module, buffer, _extra_files={"metadata.json": json.dumps(metadata | {"format_version": 99})})
+        newer.write_bytes(buffer.getvalue())
         foreign = tmp_path / "foreign.pt"
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), foreign)
         for file, text in (

@@ -18,6 +18,8 @@ from openmm_tensornet import files, runfiles, signature
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_torchscript, load_exported, read_metadata
 from openmm_tensornet.files import open_own, replace_file
+from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
+from openmm_tensornet.scriptcode import check_operators
 from openmm_tensornet.simulation import simulate
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm
@@ -382,3 +384,29 @@ def test_one_archive_in_a_file(tmp_path, exported, place):
         path.write_bytes(data + data if place == "before" else data + data[:100])
     with pytest.raises(ValueError, match=r"something before or behind|something behind the archive"):
         load_exported(path)
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("kernels", ["portable", "fused"])
+def test_no_sound_model_is_refused(activation, kernels, tmp_path):
+    """Every activation and prior that a model may have passes the check of operators."""
+    config = TensorNetConfig(embedding_dimension=4, num_layers=1, num_rbf=4, max_z=10, activation=activation)
+    export_torchscript(TensorNet(config), tmp_path / "exported.pt", atomic_numbers=[8, 1, 1], kernels=kernels)
+    load_exported(tmp_path / "exported.pt")
+
+
+class ReadsAFile(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_file("/etc/hostname", size=1, dtype=torch.uint8)
+
+
+class Prints(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(x)
+        return x
+
+
+@pytest.mark.parametrize(("module", "operator"), [(ReadsAFile, "aten::from_file"), (Prints, "prim::Print")])
+def test_operators_that_do_more_than_compute_are_refused(module, operator):
+    with pytest.raises(ValueError, match=rf"its code has the operator {operator}, which no exported file has"):
+        check_operators(torch.jit.script(module()))
