@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 # Those of tests/test_kernels.py that hold operators against their definitions.
 CHOSEN = (
     "definitions or by_atom or geometry_in_a_box or other_option or activated or passing or far_near or scaled_by_zero "
-    "or near_pairs"
+    "or (near_pairs and double and triclinic and three)"
 )
 
 
