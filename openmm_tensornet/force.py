@@ -134,7 +134,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     precision : str
         Arithmetic of the network, "single" (IEEE float32) or "double".
     cuda_graphs : bool
-        Whether TorchForce captures a CUDA graph; platforms without CUDA ignore it.
+        Whether TorchForce captures a CUDA graph; platforms without CUDA ignore it. With a `scale_parameter` it captures none: a graph
+        would keep the value that the parameter had at its capture.
     warmup_steps : int
         Evaluations before the capture, 10 to 10,000 (fewer let a fuser compile during the capture).
     scale_parameter : str, optional
@@ -160,7 +161,7 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
 
     def _build(self, exported: Exported, cuda_graphs: bool, warmup_steps: int) -> None:
         properties = {
-            "useCUDAGraphs": "true" if cuda_graphs else "false",
+            "useCUDAGraphs": "true" if cuda_graphs and exported.metadata["scale_parameter"] is None else "false",
             "CUDAGraphWarmupSteps": str(warmup_steps),
         }
         scale = exported.metadata["scale_parameter"]

@@ -237,6 +237,15 @@ class TestInvariances:
         assert np.allclose(forces, np.tile(case.forces, (4, 1)), rtol=0, atol=1e-6)
 
 
+def test_no_graph_with_a_scale_parameter():
+    """A CUDA graph would keep the value that the parameter had at its capture."""
+    options = {"atomic_numbers": [8, 1, 1], "kernels": "portable"}
+    model = VARIANTS["zero-layers"].checkpoint
+    for scale, captured in ((None, "true"), ("lambda_ml", "false")):
+        force = TensorNetForce(model, scale_parameter=scale, **options)
+        assert dict(force.getProperties())["useCUDAGraphs"] == captured
+
+
 class TestSerialization:
     @pytest.mark.parametrize("way", ["deepcopy", "XML"])
     def test_round_trip(self, variant, platform, way):

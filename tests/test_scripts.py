@@ -78,3 +78,47 @@ def test_a_spawned_worker(model_path, tmp_path):
     command = [sys.executable, script, model_path("variants/zero-layers"), EXAMPLE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.stdout == "random numbers kept True\nsame energy True\n", done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import openmm
+from openmm.app import PDBFile, Simulation
+from openmm_tensornet import create_system
+
+class Stop(Exception):
+    pass
+
+def handler(*_):
+    raise Stop("from the handler")
+
+signal.signal(signal.SIGUSR1, handler)
+pdb = PDBFile(sys.argv[1])
+system = create_system(pdb.topology, "alanine-dipeptide-gfn2", backend=sys.argv[3])
+simulation = Simulation(
+    pdb.topology, system, openmm.LangevinMiddleIntegrator(300, 1, 0.0005), openmm.Platform.getPlatformByName(sys.argv[2])
+)
+simulation.context.setPositions(pdb.positions)
+simulation.step(5)
+for number, kind in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Stop)):
+    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+    try:
+        simulation.integrator.step(10**6)  # one call of OpenMM
+    except kind as error:
+        print(type(error).__name__)
+simulation.step(5)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("platform", ["Reference", "CPU"])
+def test_signals_reach_the_user(platform, tmp_path):
+    """Ctrl-C, and the exception of a handler of the user's own, end one long step; the Context is as good as before."""
+    pytest.importorskip("numba", reason="numba is not installed, and portable kernels run no Python")
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    command = [sys.executable, script, EXAMPLE, platform, "torch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.split("\n")) == (0, ["KeyboardInterrupt", "Stop", "goes on", ""]), done.stderr[
+        -2000:
+    ]
