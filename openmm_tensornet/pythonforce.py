@@ -105,13 +105,13 @@ class Computation:
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
         self._archive = state["module"]  # so that copies have the same XML
 
-    @deliver
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
         try:
             return self._evaluate(state)
-        except BaseException as error:  # of which OpenMM keeps the text alone
-            raise type(error)(f"{type(error).__name__}: {error}") from error
+        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
+    @deliver
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
         metadata = self.exported.metadata
         values = [state.getPositions(asNumpy=True)]
