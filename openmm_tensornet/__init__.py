@@ -7,6 +7,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from .charges import TensorNet2 as TensorNet2
     from .charges import TensorNet2Config as TensorNet2Config
     from .checkpoint import load_model as load_model
+    from .export import export_potential as export_potential
     from .export import export_torchscript as export_torchscript
     from .force import TensorNetForce as TensorNetForce
     from .graphsafety import check_graph_safety as check_graph_safety
@@ -29,6 +30,7 @@ _HOME = {
     "TensorNet2Config": "charges",
     "load_model": "checkpoint",
     "StaticPotential": "potential",
+    "export_potential": "export",
     "export_torchscript": "export",
     "check_graph_safety": "graphsafety",
     "TensorNetForce": "force",

@@ -20,7 +20,7 @@ from .atoms import Atoms, check_particles, formal_charge, integers
 from .checkpoint import load_model
 from .checks import flag, integer, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
-from .files import is_torchscript
+from .files import file_kind
 from .geometry import check_positions, warn_about_close_atoms, warn_about_lone_atoms
 from .model import TensorNet
 from .neighbors import check_box
@@ -217,7 +217,13 @@ def _open(model: Any) -> TensorNet | Exported:
         return model
     if isinstance(model, (str, os.PathLike)):
         path = find_model(model)
-        return load_exported(path) if is_torchscript(path) else load_model(path)
+        kind = file_kind(path)
+        if kind == "TorchScript":
+            raise ValueError(
+                f"model: expected a checkpoint or a file of export_potential, received TorchScript ({os.fspath(model)}), which is a "
+                "program and could do anything; give it to openmmtorch.TorchForce if you trust it"
+            )
+        return load_exported(path) if kind == "exported" else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path, a name or a TensorNet, received {type(model).__name__}")

@@ -295,20 +295,25 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
         config = TensorNet2Config(**shape) if has_charges else TensorNetConfig(**shape)
     except KeyError as error:
         raise ValueError(f"option {error.args[0]} is missing") from None
-    # A lower bound of the numbers that the network holds, so that a few wrong bytes do not ask for all memory.
-    f = config.embedding_dimension
-    charge_channels = config.q_dim if isinstance(config, TensorNet2Config) else 0
-    least = f * (f * (16 + 14 * config.num_layers) + config.max_z + config.num_rbf + charge_channels)
-    present = sum(v.numel() for v in state.values() if isinstance(v, Tensor))
-    if least > 10 * present or config.head_hidden_layers > len(state):
-        raise ValueError(
-            "the options describe a network far larger than the weights in the file: "
-            f"expected at least {least} numbers, received {present}"
-        )
+    check_weights(config, state)
     priors = _priors(options, config.max_z)
     if isinstance(config, TensorNet2Config):
         return TensorNet2(config, priors, units).to(_DTYPES[precision])
     return TensorNet(config, priors, units).to(_DTYPES[precision])
+
+
+def check_weights(config: TensorNetConfig, weights: dict) -> None:
+    """ValueError for a network far larger than the weights in the file, so that a few wrong bytes do not ask for all memory."""
+    f = config.embedding_dimension
+    charge_channels = config.q_dim if isinstance(config, TensorNet2Config) else 0
+    # A lower bound of the numbers that the network holds.
+    least = f * (f * (16 + 14 * config.num_layers) + config.max_z + config.num_rbf + charge_channels)
+    present = sum(v.numel() for v in weights.values() if isinstance(v, Tensor))
+    if least > 10 * present or config.head_hidden_layers > len(weights):
+        raise ValueError(
+            "the options describe a network far larger than the weights in the file: "
+            f"expected at least {least} numbers, received {present}"
+        )
 
 
 def _length(options: dict, name: str) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openmm_tensornet import __version__
-from openmm_tensornet.files import is_torchscript
+from openmm_tensornet.files import file_kind
 
 if TYPE_CHECKING:
     from openmm_tensornet.structures import Structure
@@ -514,7 +514,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``file``, ``kind`` ("checkpoint" or "exported"), ``bytes`` and ``sha256``, and the metadata of the
+        ``file``, ``kind`` ("checkpoint", "exported" or "TorchScript"), ``bytes`` and ``sha256``, and the metadata of the
         model or of the export; for a checkpoint also ``dtype``, ``parameters`` (their number) and
         ``cutoff`` of the network in its unit of length.
 
@@ -532,11 +532,11 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: expected a checkpoint or an exported file, received a directory")
     description: dict[str, Any] = {
         "file": str(path),
-        "kind": "exported" if is_torchscript(path) else "checkpoint",
+        "kind": file_kind(path),
         "bytes": path.stat().st_size,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-    if description["kind"] == "exported":
+    if description["kind"] != "checkpoint":
         from openmm_tensornet.export import read_metadata
 
         return description | read_metadata(path)

@@ -1,30 +1,29 @@
-"""Export of static potentials as TorchScript; the only module that knows TorchScript.
+"""Potentials that were made and checked: as the module of a force, and as files.
 
-An exported file describes itself: its metadata are in the module's attribute `metadata` (JSON), which survives OpenMM's
-XML, and once more as a plain entry of the archive, which can be read without loading any code.
+A file that the package reads is data (:mod:`.specification`). A TorchScript file is a program for openmmtorch alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from . import __version__
 from .atoms import Atoms, check_particles
 from .checks import array, flag
-from .files import DAMAGED, check_file, open_archive, replace_file, rewrite_archive
+from .files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
 from .geometry import check_positions
-from .graphsafety import check_graph_safety, copied
+from .graphsafety import check_graph_safety
 from .model import TensorNet
-from .module import Module
 from .neighbors import check_box
 from .potential import (
     KERNELS,
@@ -33,267 +32,45 @@ from .potential import (
     choose_kernels,
     expected_energies_and_forces,
 )
-from .program import coulomb_cutoff_of
-from .scriptcode import DESCRIPTION, MEMBERS, check_operators, runs_when_loaded
-from .testing import TOLERANCES, Deviation, deviation, geometries
+from .program import box_cutoff, coulomb_cutoff_of
+from .programs import (
+    PartialCharges,
+    PeriodicPartialCharges,
+    PeriodicPotential,
+    Potential,
+    cpu_program,
+    made,
+)
+from .specification import Specification, key_of, read_texts, with_texts
+from .testing import TOLERANCES, Deviation, deviation, geometries, packing
+from .torchscript import (
+    ByDevice,
+    Charges,
+    Cluster,
+    Periodic,
+    PeriodicByDevice,
+    PeriodicCharges,
+    Scaled,
+    ScaledPeriodic,
+    inlined,
+    scriptable,
+)
 
 FORMAT = "openmm-tensornet"
-FORMAT_VERSION = 1
-# Features that a file may need, and the module that must be imported before it is loaded, since it registers the operators.
-FEATURES = {"fused": "openmm_tensornet.kernels.operators", "nnpops": "openmm_tensornet.neighbors"}
-_ATEN = torch.ops.aten
+FORMAT_VERSION = 2
+DESCRIPTION = "metadata"  # the entry of a file with what the specification does not say
+_WRITTEN = (
+    "format",
+    "format_version",
+    "package_version",
+    "torch_version",
+    "key",
+    "particles",
+    "tabulation",
+    "launches",
+    "deviation",
+)
 DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
-# Replicas are evaluated in blocks of about so many atoms, whose intermediate values stay in a CPU's cache: 64 alanine
-# dipeptides at once take three times as long.
-BLOCK_ATOMS = 96
-
-
-class _OfAtoms(Module):
-    """A program for the potential's atoms that takes positions of the whole System, shape (S, 3)."""
-
-    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
-        super().__init__()
-        self.program, self.count = program, count
-        self.subset = atoms is not None
-        self.largest = int(atoms.max()) if atoms is not None else count - 1
-        self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
-
-    def check(self, positions: Tensor):
-        """Refuse a System of another size (a shape is known without asking the device)."""
-        if not self.subset and positions.size(0) != self.count:
-            raise RuntimeError(
-                "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
-            )
-        if positions.size(0) <= self.largest:  # a gather would read other memory
-            raise RuntimeError(
-                f"atoms: expected indices below the number of the System's particles, {positions.size(0)}, received {self.largest}; "
-                "make the force with the indices of this System"
-            )
-
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms."""
-        return positions.index_select(0, self.atoms) if self.subset else positions
-
-
-class _Charges(_OfAtoms):
-    """Partial charges, shape (N,), without a box."""
-
-    def forward(self, positions: Tensor):
-        self.check(positions)
-        return self.program(self.gather(positions))
-
-
-class _PeriodicCharges(_OfAtoms):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):
-        self.check(positions)
-        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
-
-
-class _Cluster(_OfAtoms):
-    """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
-
-    The results lie in the same memory at every call. On CUDA TorchForce captures one graph that gives the energy alone and one that
-    gives both, but reads the results of the last capture whichever it replays.
-
-    The CPU platforms hand over positions that require gradients; their `data` do not, and nothing is recorded. A `detach` would
-    not do, since freezing removes it, nor a `no_grad` block, in which an exception (of a signal, say) ends the process.
-    """
-
-    def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
-        super().__init__(program, atoms, count)
-        self.metadata = ""
-        self.charges = charges  # not run by forward, so that freezing drops it
-        self.register_buffer("energy", torch.zeros((), dtype=torch.float64))
-        # One for each dtype of positions, since on a GPU nothing may convert it later.
-        self.register_buffer("forces_single", torch.zeros(0, 3))
-        self.register_buffer("forces_double", torch.zeros(0, 3, dtype=torch.float64))
-
-    def forward(self, positions: Tensor):
-        energies, forces = self.evaluate(positions)
-        return self.fixed(energies, forces)
-
-    def fixed(self, energies: Tensor, forces: Tensor):
-        """Energy, shape (), and forces, (S, 3), where they are at every call."""
-        own = self.forces_double if forces.dtype == torch.float64 else self.forces_single
-        if own.size(0) != forces.size(0):  # at the first call; from then on they stay in one place
-            own.set_(torch.zeros_like(forces))
-        return self.energy.copy_(energies.sum()), own.copy_(forces)
-
-    @torch.jit.export
-    def evaluate(self, positions: Tensor):
-        """Energies of the molecules, shape (M,), and forces (S, 3)."""
-        self.check(positions)
-        positions = positions.data
-        energies, forces = self.program(self.gather(positions))
-        return energies, self.scatter(positions, forces)
-
-    def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
-        """Forces of all particles of the System."""
-        forces = forces.to(positions.dtype)
-        if self.subset:
-            return torch.zeros_like(positions).index_copy(0, self.atoms, forces)
-        return forces
-
-
-class _Periodic(_Cluster):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        energies, forces = self.evaluate(positions, boxvectors)
-        return self.fixed(energies, forces)
-
-    @torch.jit.export
-    def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        self.check(positions)
-        positions = positions.data
-        energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-        return energies, self.scatter(positions, forces)
-
-
-class _Scaled(Module):
-    """A module that TorchForce calls, times a global parameter by which it differentiates the energy."""
-
-    def __init__(self, plain: nn.Module, metadata: str):
-        super().__init__()
-        self.plain, self.metadata = plain, metadata
-
-    def forward(self, positions: Tensor, scale: Tensor):
-        energy, forces = self.plain(positions)
-        return self.scaled(energy, forces, scale)
-
-    def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
-        """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
-        return energy * scale.to(energy.dtype), forces * scale.data.to(forces.dtype)
-
-
-class _ScaledPeriodic(_Scaled):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor, scale: Tensor):  # type: ignore[override]
-        energy, forces = self.plain(positions, boxvectors)
-        return self.scaled(energy, forces, scale)
-
-
-class _ByDevice(Module):
-    """Two programs that compute the same, for GPUs and for CPUs."""
-
-    def __init__(self, on_gpu: nn.Module, on_cpu: nn.Module):
-        super().__init__()
-        self.on_gpu, self.on_cpu = on_gpu, on_cpu
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if positions.is_cuda:
-            energies, forces = self.on_gpu(positions)
-        else:
-            energies, forces = self.on_cpu(positions)
-        return energies, forces
-
-
-class _PeriodicByDevice(_ByDevice):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if positions.is_cuda:
-            energies, forces = self.on_gpu(positions, boxvectors)
-        else:
-            energies, forces = self.on_cpu(positions, boxvectors)
-        return energies, forces
-
-
-class _Replicas(Module):
-    """Equal molecules without a box, block by block.
-
-    Parameters
-    ----------
-    block : nn.Module
-        Program for a block of them: positions to energies and forces.
-    members : Tensor of int64, shape (blocks, atoms of a block)
-        The atoms of each block.
-    """
-
-    def __init__(self, block: nn.Module, members: Tensor):
-        super().__init__()
-        self.block = block
-        self.register_buffer("members", members)
-        self.register_buffer("place", torch.argsort(members.flatten()))
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        energies, forces = [], []
-        for atoms in self.members.unbind(0):
-            energy, force = self.block(positions.index_select(0, atoms))
-            energies.append(energy)
-            forces.append(force)
-        energy, force = torch.cat(energies), torch.cat(forces).index_select(0, self.place)
-        return energy, torch.add(force, energy.sum(), alpha=0)  # NaN of one makes all forces NaN
-
-
-def replica_blocks(atoms: Atoms) -> Tensor | None:
-    """The atoms of each block of equal molecules, shape (blocks, atoms of a block); None where there is but one block."""
-    numbers, molecules, charges = atoms.tensors()
-    sizes = torch.bincount(molecules, minlength=len(charges))
-    if len(sizes) == 1 or int(sizes.min()) != int(sizes.max()) or len(set(atoms.charges)) > 1:
-        return None
-    members = torch.argsort(molecules, stable=True).view(len(sizes), -1)
-    if bool((numbers[members] != numbers[members[0]]).any()):
-        return None
-    fitting = max(1, BLOCK_ATOMS // members.shape[1])
-    count = max(k for k in range(1, min(fitting, len(sizes)) + 1) if len(sizes) % k == 0)
-    return None if count == len(sizes) else members.view(len(sizes) // count, -1)
-
-
-def inlined(module: nn.Module) -> torch.jit.ScriptModule:
-    """Script a module and write what it calls into its own methods; tensors stay attributes, which move to another device.
-
-    TorchForce freezes the module for each Context. Where that has something to inline, an exception in an operator (of a signal, say)
-    ends the process: the interpreter looks up names of functions that freezing has removed.
-    """
-    scripted = torch.jit.script(module.eval())
-    kept = [name for name in ("evaluate", "metadata", "charges", "plain") if hasattr(scripted, name)]
-    frozen = torch.jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
-    return copied(frozen)  # whose parts are modules for Python again
-
-
-def keep_attributes(x: Tensor, tensors: list[Tensor]) -> None:
-    """No-op that keeps freezing from making constants of tensors: they seem to be written.
-
-    Constants stay in memory as long as the force exists, for every Context that was ever made of it.
-    """
-    if x.dim() == 0:
-        for tensor in tensors:
-            tensor.zero_()
-
-
-def scriptable(program: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a flat graph that `torch.jit.script` takes.
-
-    Overload names and device arguments go, and matrix products are written so that TorchScript's optimiser neither
-    splits them (addmm) nor mistakes the shape of a constant left operand (mm, bmm).
-    """
-    graph = fx.Graph()
-    output = graph.graph_copy(program.graph, {})
-    graph.output(output)
-    first = next(node for node in graph.nodes if node.op == "placeholder")
-    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
-        own = [graph.get_attr(name) for name, _ in program.named_buffers()]
-        graph.call_function(keep_attributes, (first, own))
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        node.kwargs = {k: v for k, v in node.kwargs.items() if k not in ("layout", "device", "pin_memory")}
-        if node.target in (_ATEN.mm.default, _ATEN.bmm.default) and node.args[0].op == "get_attr":
-            node.target = torch.matmul
-        elif node.target is _ATEN.addmm.default and not node.kwargs:
-            bias, left, right = node.args
-            with graph.inserting_before(node):
-                turned = graph.call_function(torch.ops.aten.t, (right,))
-            node.target, node.args = torch.ops.aten.linear, (left, turned, bias)
-        elif node.target is _ATEN._to_copy.default:  # nothing to do where the dtype is right already
-            node.op, node.target = "call_method", "to"
-        else:
-            node.target = node.target.overloadpacket
-    return fx.GraphModule(program, graph)
 
 
 def model_hash(model: TensorNet) -> str:
@@ -307,21 +84,22 @@ def model_hash(model: TensorNet) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """A checked TorchScript module and what it says of itself."""
+    """A checked module for TorchForce, what it says of itself, and the bytes of the specification where it was made or read."""
 
     module: torch.jit.ScriptModule
     metadata: dict
+    content: bytes = b""
 
     def describe(self, **entries) -> Exported:
         """The same module, which from now on also says `entries` of itself."""
         metadata = self.metadata | entries
         self.module.metadata = json.dumps(metadata)
-        return Exported(self.module, metadata)
+        return Exported(self.module, metadata, self.content)
 
     def scaled(self) -> Exported:
         """A module that takes one more argument, by which it multiplies energy and forces."""
-        wrapper = _ScaledPeriodic if self.metadata["periodic"] else _Scaled
-        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata)
+        wrapper = ScaledPeriodic if self.metadata["periodic"] else Scaled
+        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata, self.content)
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
@@ -338,8 +116,9 @@ def compile_potential(
     positions: Tensor | None = None,
     box: Tensor | None = None,
     coulomb_cutoff: float | None = None,
+    self_contained: bool = False,
 ) -> Exported:
-    """Make, script and check the module that TorchForce runs.
+    """Make and check the module that TorchForce runs.
 
     Parameters
     ----------
@@ -358,6 +137,8 @@ def compile_potential(
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
     coulomb_cutoff : float, optional
         nm; see :func:`~openmm_tensornet.potential.choose_coulomb_cutoff`.
+    self_contained : bool
+        Whether the module holds its programs, rather than what they are made of.
 
     Raises
     ------
@@ -382,87 +163,105 @@ def compile_potential(
         kernels=kernels,
         check=[(*cases[k], expected[k]) for k in cases],
     )
-    elements = sorted(set(atoms.numbers))
-    metadata = {
+    # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
+    if (
+        potential.gpu_program is not potential.program
+        and KERNELS[kernels][1] == "portable"
+        and potential.capacity is None
+    ):
+        for name, case in cases.items():
+            _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
+    specification = Specification(model, atoms, periodic, precision, kernels, potential.plan)
+    content = specification.pack()
+    key = key_of(content)
+    module = (
+        _self_contained(specification, potential, particles)
+        if self_contained
+        else _module(specification, content, particles)
+    )
+    with made(key, specification, potential):
+        found = check_graph_safety(module, *_example(specification, particles))
+        assert found.fixed_results
+        metadata = {
+            **_describe(specification),
+            "key": key,
+            "package_version": __version__,
+            "torch_version": torch.__version__,
+            "particles": particles,
+            "tabulation": potential.tabulation,
+            "launches": found.kernels,
+            "deviation": _compare(module, cases, expected, particles, precision),
+        }
+    return Exported(module, {}, b"" if self_contained else content).describe(**metadata)
+
+
+def _example(specification: Specification, particles: list[int] | None) -> list[Tensor]:
+    """Positions of all particles, and a box where there is one."""
+    atoms, cutoff = specification.atoms, box_cutoff(specification.model)
+    positions = packing(atoms, 1)
+    if particles is not None:
+        positions = positions.new_zeros(max(particles) + 1, 3).index_copy(0, torch.tensor(particles), positions)
+    edge = 3 * max(cutoff, float(positions.abs().max()))
+    return [positions, torch.eye(3, dtype=torch.float64) * edge][: 1 + specification.periodic]
+
+
+def _describe(specification: Specification) -> dict:
+    """What follows from a specification."""
+    model, atoms, plan = specification.model, specification.atoms, specification.plan
+    room, coulomb = plan.gpu_rooms[0], plan.rooms[1]
+    return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "package_version": __version__,
-        "torch_version": torch.__version__,
         "model": model.metadata,
         "model_hash": model_hash(model),
         "atomic_numbers": list(atoms.numbers),
-        "elements": elements,
+        "elements": sorted(set(atoms.numbers)),
         "molecules": list(atoms.molecules),
         "total_charge": list(atoms.charges),
-        "particles": particles,
-        "cutoff_nm": potential.cutoff,
+        "cutoff_nm": box_cutoff(model),
         "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
         "coulomb_cutoff_nm": coulomb_cutoff_of(model),
-        "periodic": periodic,
-        "precision": precision,
-        "max_pairs": potential.capacity,
-        "pair_lists": None if potential.capacity is None else dict(zip(DEVICES, potential.finders, strict=True)),
-        "max_coulomb_pairs": None if potential.rooms[1] is None else potential.rooms[1].capacity,
-        "kernels": kernels,
-        "features": [
-            name
-            for name, needed in (("fused", "fused" in KERNELS[kernels]), ("nnpops", "nnpops" in potential.finders))
-            if needed
-        ],
-        "tabulation": potential.tabulation,
+        "periodic": specification.periodic,
+        "precision": specification.precision,
+        "max_pairs": room.capacity,
+        "pair_lists": None
+        if room.capacity is None
+        else dict(zip(DEVICES, (plan.rooms[0].finder, room.finder), strict=True)),
+        "max_coulomb_pairs": None if coulomb is None else coulomb.capacity,
+        "kernels": specification.kernels,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
+
+
+def _module(specification: Specification, content: bytes, particles: list[int] | None) -> torch.jit.ScriptModule:
+    """What TorchForce calls: operators that find the programs of the specification."""
+    periodic, molecules = specification.periodic, len(specification.atoms.charges)
+    given = torch.from_numpy(np.frombuffer(content, np.uint8).copy()), key_of(content), molecules
+    program = (PeriodicPotential if periodic else Potential)(*given)
+    charges = None
+    if specification.has_charges:
+        charges = (PeriodicPartialCharges if periodic else PartialCharges)(*given)
+    return _wrapped(specification, program, charges, particles)
+
+
+def _self_contained(
+    specification: Specification, potential: StaticPotential, particles: list[int] | None
+) -> torch.jit.ScriptModule:
+    """The same with the programs for CPUs and GPUs themselves."""
+    on_cpu, on_gpu = cpu_program(specification, potential, scriptable), scriptable(potential.gpu_program)
+    program: nn.Module = (PeriodicByDevice if specification.periodic else ByDevice)(on_gpu, on_cpu)
+    charges = None if potential.charge_program is None else scriptable(potential.charge_program)
+    return _wrapped(specification, program, charges, particles)
+
+
+def _wrapped(
+    specification: Specification, program: nn.Module, charges: nn.Module | None, particles: list[int] | None
+) -> torch.jit.ScriptModule:
+    periodic, count = specification.periodic, len(specification.atoms.numbers)
     index = None if particles is None else torch.tensor(particles)
-    count = len(atoms.numbers)
-    charges: nn.Module | None = None
-    if potential.charge_program is not None:
-        charges = (_PeriodicCharges if periodic else _Charges)(scriptable(potential.charge_program), index, count)
-    wrapper = _Periodic if periodic else _Cluster
-    program: nn.Module = scriptable(potential.gpu_program)
-    on_cpu = None if potential.program is potential.gpu_program else _cpu_program(potential)
-    blocks = None if periodic or potential.capacity is not None else replica_blocks(atoms)
-    if blocks is not None:
-        options = {"precision": precision, "tabulate": tabulate, "kernels": kernels}
-        on_cpu = _Replicas(_cpu_program(_block_potential(model, atoms, blocks[0], cases, expected, options)), blocks)
-    if on_cpu is not None:
-        # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
-        if KERNELS[kernels][1] == "portable" and potential.capacity is None:
-            for name, case in cases.items():
-                _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
-        program = (_PeriodicByDevice if periodic else _ByDevice)(program, on_cpu)
-    module = inlined(wrapper(program, charges, index, count))
-    example = [torch.zeros(count if particles is None else max(particles) + 1, 3)]
-    if periodic:
-        example.append(torch.eye(3))
-    found = check_graph_safety(module, *example)
-    assert found.fixed_results
-    metadata["launches"] = found.kernels
-    metadata["deviation"] = _compare(module, cases, expected, particles, precision)
-    return Exported(module, {}).describe(**metadata)  # complete only now; freezing above took a copy
-
-
-def _block_potential(
-    model: TensorNet, atoms: Atoms, members: Tensor, cases: dict, expected: dict, options: dict
-) -> StaticPotential:
-    """The potential of some molecules alone."""
-    own = [atoms.molecules[k] for k in members]
-    first = sorted(set(own))
-    block = Atoms.make(
-        [atoms.numbers[k] for k in members], [first.index(m) for m in own], [atoms.charges[m] for m in first]
-    )
-    check = [
-        (x[members], None, (expected[name][0][first], expected[name][1][members])) for name, (x, _) in cases.items()
-    ]
-    return StaticPotential(model, block, **options, check=check)
-
-
-def _cpu_program(potential: StaticPotential) -> nn.Module:
-    """What TorchScript is made of for CPUs."""
-    if not potential.fused:
-        return scriptable(potential.program)
-    from .kernels.lowering import lower  # which needs numba
-
-    return scriptable(lower(potential.program))
+    if charges is not None:
+        charges = (PeriodicCharges if periodic else Charges)(charges, index, count)
+    return inlined((Periodic if periodic else Cluster)(program, charges, index, count))
 
 
 def _check(found, expected, name: str, precision: str) -> Deviation:
@@ -500,14 +299,19 @@ def _compare(module, cases: dict, expected: dict, particles: list[int] | None, p
 
 
 def save(exported: Exported, path: str | os.PathLike) -> None:
-    """Write an exported module, atomically."""
-    check_operators(exported.module)  # or it could not be read again
-    buffer = io.BytesIO()
-    torch.jit.save(exported.module, buffer, _extra_files={"metadata.json": json.dumps(exported.metadata)})
-    replace_file(path, buffer.getvalue())
+    """Write what was made, atomically: as data, or as TorchScript where it holds its programs itself."""
+    description = json.dumps({name: exported.metadata[name] for name in _WRITTEN})
+    if exported.content:
+        texts = read_texts(exported.content) | {DESCRIPTION: description}
+        content = with_texts(exported.content, texts)
+    else:
+        buffer = io.BytesIO()
+        torch.jit.save(exported.module, buffer, _extra_files={f"{DESCRIPTION}.json": json.dumps(exported.metadata)})
+        content = buffer.getvalue()
+    replace_file(path, content)
 
 
-def export_torchscript(
+def export_potential(
     model: TensorNet,
     path: str | os.PathLike,
     *,
@@ -519,19 +323,23 @@ def export_torchscript(
     precision: str = "single",
     tabulate: bool = True,
     max_pairs: int | None = None,
-    kernels: str = "portable",
+    kernels: str = "auto",
     positions=None,
     box_vectors=None,
     coulomb_cutoff: float | None = None,
     any_molecule: bool = False,
+    torchscript: bool = False,
 ) -> dict:
-    """Write a self-describing TorchScript file that TorchForce runs, after checking it against the reference model.
+    """Write a file that a force is made of anywhere, without choosing and checking again.
+
+    It is data, not a program: a safetensors file with the model's weights and a description in JSON. Every process that reads it makes the
+    programs anew, so that it goes with all kinds of devices, and may come from anybody.
 
     Parameters
     ----------
     model : TensorNet
     path : path
-        Written atomically, and only if the frozen module agrees with the model and can be captured in a CUDA graph.
+        Written atomically, and only if the force agrees with the model and can be captured in a CUDA graph.
     atomic_numbers : sequence of int
     molecules : sequence of int, optional
         Molecule of each atom; molecules do not see each other.
@@ -548,6 +356,8 @@ def export_torchscript(
         cutoff in vacuum.
     any_molecule : bool
         Take a model that was trained for one molecule for others too, whose energies and forces will be wrong.
+    torchscript : bool
+        See :func:`export_torchscript`.
 
     Returns
     -------
@@ -588,9 +398,30 @@ def export_torchscript(
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,
+        self_contained=torchscript,
     )
     save(exported, path)
     return exported.metadata
+
+
+def export_torchscript(model: TensorNet, path: str | os.PathLike, **arguments: Any) -> dict:
+    """Write a TorchScript file for openmmtorch alone: `openmmtorch.TorchForce(path)` runs it where this package is not installed.
+
+    **TorchScript is a program.** Whoever reads such a file runs what it says, so this package reads none; give
+    :class:`~openmm_tensornet.TensorNetForce` a checkpoint, or a file of :func:`export_potential`.
+
+    Parameters
+    ----------
+    model, path, **arguments
+        As of :func:`export_potential`, but that `kernels` is "portable" by default. A file with other kernels needs this package
+        imported before it is read.
+
+    Returns
+    -------
+    dict
+        The file's metadata.
+    """
+    return export_potential(model, path, **{"kernels": "portable", **arguments}, torchscript=True)
 
 
 def check_supported(
@@ -632,50 +463,66 @@ def _refuse_another_molecule(meant: dict, atoms: Atoms) -> None:
 
 
 def read_metadata(path: str | os.PathLike) -> dict:
-    """Metadata of an exported file; no code of the file is loaded.
+    """Metadata of a file of :func:`export_potential` or :func:`export_torchscript`; nothing of it is run.
 
     Raises
     ------
     ValueError
         If the file is damaged, was not written by this package, or is of a newer format.
     """
-    return _read(os.fspath(path))[0]
+    name = os.fspath(path)
+    _check_exported_file(name)
+    return _read_torchscript(name) if file_kind(name) == "TorchScript" else _read(name)[2]
 
 
-def _read(name: str) -> tuple[dict, bytes]:
-    """Metadata, and the file as it may be given to PyTorch."""
+def _check_exported_file(name: str) -> None:
     if not os.path.lexists(name):
         raise FileNotFoundError(f"{name}: expected an exported TensorNet file, which does not exist")
     check_file(name, "an exported TensorNet file")
+
+
+def _damaged(name: str, error: object) -> ValueError:
+    return ValueError(
+        f"{name}: expected an exported TensorNet file, received another or a damaged or truncated one "
+        f"({' '.join(str(error).split())[:300]}); export the model again"
+    )
+
+
+def _read_torchscript(name: str) -> dict:
     try:
         with open(name, "rb") as file, open_archive(file) as archive:
-            content = rewrite_archive(archive)
-            members = archive.namelist()
-            text = archive.read(DESCRIPTION) if DESCRIPTION in members else None
-            surplus = [n for n in members if not MEMBERS.fullmatch(n)]
-            runs = any(runs_when_loaded(archive.read(n)) for n in members if n.endswith((".py", ".pkl")))
+            check_archive(archive)
+            text = next((archive.read(n) for n in archive.namelist() if n.endswith(f"/extra/{DESCRIPTION}.json")), None)
     except DAMAGED as error:
-        raise ValueError(
-            f"{name}: expected an exported TensorNet file, received another or a damaged or truncated one ({error}); "
-            "export the model again"
-        ) from None
-    if any(n.endswith("/data.pkl") for n in members) and not any(n.endswith("/constants.pkl") for n in members):
-        raise ValueError(f"{name}: expected an exported TensorNet file, received a checkpoint; read it with load_model")
-    if runs:
-        raise ValueError(
-            f"{name}: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again"
-        )
+        raise _damaged(name, error) from None
     if text is None:
         raise ValueError(
-            f"{name}: expected a file written by export_torchscript, received another TorchScript or zip file; export the model "
-            "with it"
+            f"{name}: expected a file written by export_torchscript, received another TorchScript file; export the model with it"
         )
-    if surplus:
+    return parse_metadata(text.decode("utf-8", "replace"), name)
+
+
+def _read(name: str) -> tuple[Specification, bytes, dict]:
+    """Specification, its bytes, and metadata of a file of :func:`export_potential`."""
+    with open(name, "rb") as file:
+        content = file.read()
+    if content.startswith(b"PK"):
         raise ValueError(
-            f"{name}: expected an exported TensorNet file, received one with the member {surplus[0]!r}, which no such file has; "
-            "export the model again"
+            f"{name}: expected an exported TensorNet file, received a checkpoint or an archive; read it with load_model"
         )
-    return parse_metadata(text.decode("utf-8", "replace"), name), content
+    try:
+        text = read_texts(content)[DESCRIPTION]
+        specification = Specification.unpack(content)
+    except (KeyError, AttributeError, *DAMAGED) as error:
+        raise _damaged(name, f"{type(error).__name__}: {error}") from None
+    metadata = parse_metadata(text, name)
+    content = specification.pack()  # in the one form that is known by its hash
+    if key_of(content) != metadata["key"]:
+        raise _damaged(name, "its checksum is wrong")
+    particles = metadata["particles"]
+    if particles is not None and len(check_particles(particles)) != len(specification.atoms.numbers):
+        raise _damaged(name, "it has another number of particles than atoms")
+    return specification, content, metadata | _describe(specification)
 
 
 def parse_metadata(text: str, name: str) -> dict:
@@ -696,16 +543,21 @@ def parse_metadata(text: str, name: str) -> dict:
 
 
 def load_exported(path: str | os.PathLike) -> Exported:
-    """Load an exported file; raises ValueError as :func:`read_metadata`."""
-    metadata, content = _read(os.fspath(path))
+    """What :func:`export_potential` wrote; ValueError as of :func:`read_metadata`.
+
+    A file of :func:`export_torchscript` is loaded too, **and is a program**, which can do anything: only what one wrote oneself.
+    """
+    name = os.fspath(path)
+    _check_exported_file(name)
+    if file_kind(name) == "TorchScript":
+        return Exported(torch.jit.load(name, map_location="cpu"), _read_torchscript(name))
+    specification, content, metadata = _read(name)
+    module = _module(specification, content, metadata["particles"])
     try:
-        for feature in metadata["features"]:
-            importlib.import_module(FEATURES[feature])
-        module = torch.jit.load(io.BytesIO(content), map_location="cpu")
-        check_operators(module)
+        with made(key_of(content), specification, specification.potential()):
+            found = module(*_example(specification, metadata["particles"]))
     except Exception as error:
-        raise ValueError(
-            f"{os.fspath(path)}: expected an exported TensorNet file, received one that cannot be loaded "
-            f"({' '.join(str(error).split())[:300]})"
-        ) from None
-    return Exported(module, metadata)
+        raise _damaged(name, error) from None
+    if not bool(torch.isfinite(found[0])):
+        raise _damaged(name, "its network gives NaN")
+    return Exported(module, {}, content).describe(**metadata)

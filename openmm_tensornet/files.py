@@ -178,10 +178,13 @@ def rewrite_archive(archive: zipfile.ZipFile) -> bytes:
     return buffer.getvalue()
 
 
-def is_torchscript(path: str | os.PathLike) -> bool:
-    """Whether a file is a TorchScript archive rather than a checkpoint."""
+def file_kind(path: str | os.PathLike) -> str:
+    """What a file of a model seems to be: "checkpoint", "exported" (safetensors) or "TorchScript"."""
     try:
-        with open(path, "rb") as file, open_archive(file) as archive:
-            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+        with open(path, "rb") as file:
+            if file.read(9)[8:] == b"{":  # after the length of a header in JSON
+                return "exported"
+            with open_archive(file) as archive:
+                return "TorchScript" if any(n.endswith("/constants.pkl") for n in archive.namelist()) else "checkpoint"
     except DAMAGED:
-        return False  # whoever reads it says what is wrong
+        return "checkpoint"  # whoever reads it says what is wrong

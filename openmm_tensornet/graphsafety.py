@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _ATEN = torch.ops.aten
 # Operators that only give another view of their input and launch nothing.
@@ -76,6 +79,23 @@ def declare_launches(operator: str, launches: int) -> None:
     _LAUNCHES[operator] = launches
 
 
+_INSIDE: dict[str, Callable[..., nn.Module]] = {}
+
+
+def look_inside(operator: str, module_of: Callable[..., nn.Module]) -> None:
+    """Say that a custom operator runs a module, which is checked too.
+
+    Parameters
+    ----------
+    operator : str
+        "namespace::name", as registered with torch.library.
+    module_of : callable
+        From the operator's arguments, of which the tensors of the checked module have their values, to the module that it runs on a GPU
+        with those of the first two that are tensors.
+    """
+    _INSIDE[operator] = module_of
+
+
 @dataclass
 class GraphSafety:
     """What a run on fake tensors found.
@@ -103,6 +123,8 @@ class _Recorder(TorchDispatchMode):
         self.last = "the start of the module"
         # Kept, since TorchScript's interpreter turns an exception into one of its own without the text.
         self.refusal: GraphSafetyError | None = None
+        self.values = WeakTensorKeyDictionary()  # of the checked module, by the tensors that stand for them
+        self.inside: list[tuple[nn.Module, list[Tensor]]] = []
 
     def refuse(self, func, reason: str) -> GraphSafetyError:
         self.refusal = _refused(func, reason)
@@ -134,6 +156,12 @@ class _Recorder(TorchDispatchMode):
         if _on_host(result):
             raise self.refuse(func, _HOST)
         if func in VIEWS or func in _ALLOCATIONS:
+            return result
+        if func._schema.name in _INSIDE:
+            with unset_fake_temporarily():
+                values = [self.values.get(a, a) if isinstance(a, Tensor) else a for a in args]
+                inputs = [torch.zeros(a.shape, dtype=a.dtype) for a in args[:2] if isinstance(a, Tensor)]
+                self.inside.append((_INSIDE[func._schema.name](*values), inputs))
             return result
         if func.namespace != "aten":
             if func._schema.name not in _LAUNCHES:
@@ -199,7 +227,9 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+            recorder.values[fake] = tensor
+            return fake
 
         for part in own.modules():
             if isinstance(part, torch.jit.ScriptModule):  # its _apply does not take parameters, only buffers
@@ -218,6 +248,10 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
                 raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
     if recorder.refusal is not None:
         raise recorder.refusal
+    for inner, arguments in recorder.inside:
+        found = check_graph_safety(inner, *arguments)
+        recorder.result.kernels += found.kernels
+        recorder.result.operators += found.operators
     memories = {_memory(t) for t in (*own.parameters(), *own.buffers())}
     leaves = torch.utils._pytree.tree_leaves(results)
     recorder.result.fixed_results = all(_memory(t) in memories for t in leaves if isinstance(t, Tensor))

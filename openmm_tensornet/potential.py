@@ -7,6 +7,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .module import Module
 from .neighbors import import_nnpops
 from .program import (
     DirectRadial,
+    Room,
     StaticProgram,
     choose_rooms,
     radial_functions,
@@ -47,6 +49,22 @@ REFERENCE_ATOMS = 48
 COULOMB_CUTOFF = 1.2  # nm
 
 
+class Plan(NamedTuple):
+    """What was chosen when a potential was made and checked, so that it can be made again without either.
+
+    Attributes
+    ----------
+    intervals : int or None
+        Of its tables; None without tables.
+    rooms, gpu_rooms : tuple of (Room, Room or None)
+        What the lists hold on a CPU and on a GPU: of the network, and of the Coulomb interaction, where there is one.
+    """
+
+    intervals: int | None
+    rooms: tuple[Room, Room | None]
+    gpu_rooms: tuple[Room, Room | None]
+
+
 class StaticPotential(Module):
     """A flat, static-shape, synchronisation-free program for fixed atoms, without autograd.
 
@@ -70,6 +88,8 @@ class StaticPotential(Module):
         a GPU NNPOps lists the pairs.
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
+    plan : Plan, optional
+        Of the same potential, made before: nothing is chosen then.
 
     Attributes
     ----------
@@ -77,14 +97,12 @@ class StaticPotential(Module):
         In nm.
     capacity : int or None
         Pairs that the list holds; None where all pairs are evaluated.
-    grid : Grid or None
-        Cells in which the pairs are looked for; None where all pairs are compared.
-    finders : tuple of str
-        Who lists the pairs on a CPU and on a GPU: "torch", "nnpops" or "fused".
     program, gpu_program : GraphModule
         For CPUs and for GPUs; the same object where both are the same.
+    plan : Plan
+        What was chosen.
     tabulation : dict or None
-        The tables' size and the errors reached.
+        The tables' size and the errors reached; None where nothing was chosen.
     """
 
     def __init__(
@@ -98,6 +116,7 @@ class StaticPotential(Module):
         max_pairs: int | None = None,
         kernels: str = "portable",
         check: Sequence[tuple] = (),
+        plan: Plan | None = None,
     ):
         super().__init__()
         one_of("kernels", kernels, KERNELS)
@@ -120,27 +139,27 @@ class StaticPotential(Module):
             )
         reference = copy_double(model)
         self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, on_cpu == "fused"
-        # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
-        gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
-        self.capacity = gpu_rooms[0].capacity
-        self.rooms = choose_rooms(model, atoms, self.capacity, check, FINDERS[on_cpu])
-        self.finders = self.rooms[0].finder, gpu_rooms[0].finder
         self.tabulation: dict | None = None
+        if plan is None:
+            # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
+            gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
+            rooms = choose_rooms(model, atoms, gpu_rooms[0].capacity, check, FINDERS[on_cpu])
+            plan = Plan(self._refine(reference, rooms[0].capacity, check) if tabulate else None, rooms, gpu_rooms)
+        self.plan, self.capacity = plan, plan.gpu_rooms[0].capacity
         functions = radial_functions(reference, self.capacity is None)
-        if tabulate:
-            intervals = self._refine(reference, check)
-            radial: list = radial_tables(reference, functions, intervals, RANK[precision], DTYPES[precision])
+        if plan.intervals is None:
+            radial: list = [DirectRadial(group, DTYPES[precision]) for group in functions]
         else:
-            radial = [DirectRadial(group, DTYPES[precision]) for group in functions]
+            radial = radial_tables(reference, functions, plan.intervals, RANK[precision], DTYPES[precision])
         given = reference, atoms, periodic, DTYPES[precision], radial
-        program = StaticProgram(*given, self.rooms, self.fused)
+        program = StaticProgram(*given, plan.rooms, self.fused)
         self.cutoff = program.cutoff
         example: tuple[Tensor, ...] = (torch.zeros(len(atoms.numbers), 3, dtype=torch.float64),)
         if periodic:
             example = (*example, torch.eye(3, dtype=torch.float64))
         programs = [flatten(program, example)]
         if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
-            gpu_program = StaticProgram(*given, gpu_rooms, on_gpu == "fused", gpu=True)
+            gpu_program = StaticProgram(*given, plan.gpu_rooms, on_gpu == "fused", gpu=True)
             programs.append(flatten(gpu_program, example, keep=True))
             share_buffers(*programs)
         self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
@@ -150,12 +169,12 @@ class StaticPotential(Module):
         if isinstance(model, TensorNet2):
             self.charge_program, self.gpu_charge_program = (select_outputs(programs[k], 2) for k in (0, -1))
 
-    def _refine(self, model: TensorNet, check: Sequence[tuple]) -> int:
+    def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> int:
         """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
         worst, errors = Deviation(0.0, 0.0), []
         # In the portable program: fused kernels for float64 would have to be compiled for this alone.
-        rooms = choose_rooms(model, self.atoms, self.capacity, check)
-        functions = radial_functions(model, rooms[0].capacity is None)
+        rooms = choose_rooms(model, self.atoms, capacity, check)
+        functions = radial_functions(model, capacity is None)
         for intervals in TABLE_SIZES:
             tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)

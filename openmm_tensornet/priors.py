@@ -21,6 +21,11 @@ class Prior(Module):
     cutoff = 0.0
     uses_box = True
 
+    @property
+    def arguments(self) -> dict:
+        """What makes another one like this, its weights and buffers aside."""
+        return {}
+
     def atom_energy(self, z: Tensor) -> Tensor | None:
         """Energy of each atom, shape (N,), or None."""
         return None
@@ -38,6 +43,10 @@ class Atomref(Prior):
         self.atomref = nn.Embedding(max_z, 1, _weight=torch.zeros(max_z, 1))
         self.atomref.weight.requires_grad_(trainable)
         self.enable = enable
+
+    @property
+    def arguments(self) -> dict:
+        return {"max_z": len(self.atomref.weight), "enable": self.enable}
 
     def atom_energy(self, z: Tensor) -> Tensor | None:
         return self.atomref(z).squeeze(-1) if self.enable else None
@@ -66,6 +75,11 @@ class ZBL(Prior):
         self.distance_scale, self.energy_scale = float(distance_scale), float(energy_scale)
         self.register_buffer("atomic_number", torch.as_tensor(atomic_number, dtype=torch.long))
 
+    @property
+    def arguments(self) -> dict:
+        scales = {"distance_scale": self.distance_scale, "energy_scale": self.energy_scale}
+        return {"cutoff_distance": self.cutoff, "atomic_number": self.atomic_number.tolist(), **scales}
+
     def pair_energy(self, z_i: Tensor, z_j: Tensor, distance: Tensor) -> Tensor:
         z_i = self.atomic_number[z_i].to(distance.dtype)
         z_j = self.atomic_number[z_j].to(distance.dtype)
@@ -88,11 +102,17 @@ class D2(Prior):
     def __init__(self, cutoff_distance: float, atomic_number: list[int], distance_scale: float, energy_scale: float):
         super().__init__()
         self.cutoff = float(cutoff_distance)
-        self.nm_per_length = float(distance_scale) * 1e9
-        self.joule_per_mol_per_energy = float(energy_scale) * AVOGADRO
+        self.distance_scale, self.energy_scale = float(distance_scale), float(energy_scale)
+        self.nm_per_length = self.distance_scale * 1e9
+        self.joule_per_mol_per_energy = self.energy_scale * AVOGADRO
         self.register_buffer("Z_map", torch.as_tensor(atomic_number, dtype=torch.long))
         self.register_buffer("C_6", torch.full((55,), torch.nan))
         self.register_buffer("R_r", torch.full((55,), torch.nan))
+
+    @property
+    def arguments(self) -> dict:
+        scales = {"distance_scale": self.distance_scale, "energy_scale": self.energy_scale}
+        return {"cutoff_distance": self.cutoff, "atomic_number": self.Z_map.tolist(), **scales}
 
     def pair_energy(self, z_i: Tensor, z_j: Tensor, distance: Tensor) -> Tensor:
         n_i, n_j = self.Z_map[z_i], self.Z_map[z_j]

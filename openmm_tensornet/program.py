@@ -136,8 +136,7 @@ class StaticProgram(Module):
         units = model.units
         self.periodic = periodic
         cutoff = model.network_cutoff * units.nm_per_length
-        # The box must be twice as wide as the larger of the cutoffs.
-        self.cutoff = model.cutoff * units.nm_per_length if math.isfinite(model.cutoff) else cutoff
+        self.cutoff = box_cutoff(model)
         self.num_molecules = len(atoms.charges)
 
         zero = torch.zeros(1, dtype=torch.float64)
@@ -367,6 +366,11 @@ def radial_tables(
     """Tables of what the network takes from the distance, in nm, up to its cutoff."""
     cutoff = model.config.cutoff_upper * model.units.nm_per_length
     return [RadialTable(group, cutoff, intervals, rank, dtype) for group in functions]
+
+
+def box_cutoff(model: TensorNet) -> float:
+    """The larger of a model's cutoffs, nm, where it is finite: a box must be twice as wide."""
+    return (model.cutoff if math.isfinite(model.cutoff) else model.network_cutoff) * model.units.nm_per_length
 
 
 def coulomb_cutoff_of(model: TensorNet) -> float | None:
