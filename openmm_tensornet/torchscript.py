@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, fx, nn
 
@@ -66,7 +68,9 @@ def scriptable(program: fx.GraphModule) -> fx.GraphModule:
 
 def compiled(program: fx.GraphModule) -> torch.jit.ScriptModule:
     """A flat graph as TorchScript, which calls PyTorch's operators faster than Python does and fuses some of them on a GPU."""
-    return torch.jit.freeze(torch.jit.script(scriptable(program).eval()))
+    with warnings.catch_warnings():  # about annotations in the class that fx writes, and that TorchScript will go
+        warnings.simplefilter("ignore")
+        return torch.jit.freeze(torch.jit.script(scriptable(program).eval()))
 
 
 class OfAtoms(Module):

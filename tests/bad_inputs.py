@@ -26,7 +26,7 @@ from openmm.app import Element, PDBFile, Topology
 
 from openmm_tensornet import cli, registry
 from openmm_tensornet.checkpoint import load_model, save_model
-from openmm_tensornet.export import export_torchscript, read_metadata
+from openmm_tensornet.export import export_potential, read_metadata
 from openmm_tensornet.simulation import SimulationError, simulate
 from openmm_tensornet.system import create_system, force_class
 
@@ -56,7 +56,7 @@ class Given:
     @cached_property
     def exported(self) -> Path:
         path = self.folder / "exported.pt"
-        export_torchscript(self.model, path, atomic_numbers=NUMBERS)
+        export_potential(self.model, path, atomic_numbers=NUMBERS)
         return path
 
     def bytes(self, content: bytes) -> Path:
@@ -260,7 +260,7 @@ CALLS: dict[str, Callable] = {
     "read_metadata": read_metadata,
     "TensorNetForce": force,
     "create_system": create_system,
-    "export_torchscript": export_torchscript,
+    "export_potential": export_potential,
     "save_model": save_model,
     "simulate": simulate,
     "openmm-tensornet": _program,
@@ -421,7 +421,7 @@ EXPORTED: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
     ),
     (
         "another TorchScript file", lambda g: torch.jit.script(torch.nn.Linear(2, 2)).save(str(g.file)) or g.file, ValueError,
-        "FILE: expected a file written by export_torchscript, received another TorchScript or zip file; export the model with it",
+        "FILE: expected a file written by export_potential, received another TorchScript or zip file; export the model with it",
     ),
     (
         "a TorchScript file that runs code when it is loaded",
@@ -610,22 +610,22 @@ def of_water(**options: Any) -> Callable[[Given], dict]:
 
 
 OTHERS: list[tuple[str, str, str, Callable[[Given], Any], type[Exception], str]] = [
-    ("Writing files", "a path in place of a model", "export_torchscript", of_water(model="a.ckpt"), TypeError,
+    ("Writing files", "a path in place of a model", "export_potential", of_water(model="a.ckpt"), TypeError,
      "model: expected a TensorNet, received str; read it with load_model"),
-    ("Writing files", "a directory that does not exist", "export_torchscript", lambda g: of_water(path=g.folder / "no" / "file.pt")(g),
+    ("Writing files", "a directory that does not exist", "export_potential", lambda g: of_water(path=g.folder / "no" / "file.pt")(g),
      FileNotFoundError, "path: expected a file in a directory that exists, received …file.pt"),
-    ("Writing files", "particles of other atoms", "export_torchscript", of_water(particles=[0, 1]), ValueError,
+    ("Writing files", "particles of other atoms", "export_potential", of_water(particles=[0, 1]), ValueError,
      "particles: expected one index for each of 3 atoms, received 2"),
-    ("Writing files", "a Quantity where numbers in nm are expected", "export_torchscript", of_water(positions=WATER * unit.nanometer),
+    ("Writing files", "a Quantity where numbers in nm are expected", "export_potential", of_water(positions=WATER * unit.nanometer),
      TypeError, "positions: expected lengths in nm, received a Quantity; pass value.value_in_unit(nanometer)"),
-    ("Writing files", "NaN positions", "export_torchscript", of_water(positions=np.full((3, 3), np.nan)), ValueError,
+    ("Writing files", "NaN positions", "export_potential", of_water(positions=np.full((3, 3), np.nan)), ValueError,
      "positions: atom 0 (atomic number 8): expected finite coordinates, received [nan, nan, nan]"),
-    ("Writing files", "a box without periodic=True", "export_torchscript", of_water(box_vectors=BOX), ValueError,
+    ("Writing files", "a box without periodic=True", "export_potential", of_water(box_vectors=BOX), ValueError,
      "box_vectors: expected None with periodic=False, received a box; pass periodic=True"),
-    ("Writing files", "a box that is too small", "export_torchscript", of_water(box_vectors=BOX / 2, periodic=True), ValueError,
+    ("Writing files", "a box that is too small", "export_potential", of_water(box_vectors=BOX / 2, periodic=True), ValueError,
      "box_vectors: expected a width of at least twice the cutoff, 0.9 nm, received 0.6 nm; use a larger box or a larger number of molecules "
      "in it, or none for a molecule in vacuum (periodic=False, --vacuum)"),
-    ("Writing files", "a word for a flag", "export_torchscript", of_water(tabulate="no"), TypeError,
+    ("Writing files", "a word for a flag", "export_potential", of_water(tabulate="no"), TypeError,
      "tabulate: expected True or False, received 'no'"),
     ("Systems", "a structure in place of a topology", "create_system", lambda g: dict(topology=PDBFile(str(EXAMPLE)), model=g.model),
      TypeError, "topology: expected an openmm.app.Topology, received PDBFile"),

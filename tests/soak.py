@@ -42,7 +42,7 @@ from openmm_tensornet import runfiles, simulation
 from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import compile_potential, export_torchscript, load_exported, model_hash
+from openmm_tensornet.export import compile_potential, export_potential, load_exported, model_hash
 from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
 from openmm_tensornet.neighbors import CellPairs, Grid, SelectedPairs, find_pairs
 from openmm_tensornet.potential import choose_coulomb_cutoff, copy_double
@@ -260,7 +260,7 @@ def originals(folder: Path, models: list[Path]) -> list[tuple[str, Path]]:
     """Files to mutate: checkpoints of several shapes, an exported file, and the checkpoint of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     exported = folder / "exported.pt"
-    export_torchscript(load_model(models[0]), exported, atomic_numbers=[8, 1, 1])
+    export_potential(load_model(models[0]), exported, atomic_numbers=[8, 1, 1])
     topology, system, positions = small_system(exported)
     summary = simulation.simulate(topology, system, positions, output=folder / "run", **RUN | {"time": 0.02})
     return [*(("checkpoint", path) for path in models), ("exported file", exported), ("run", summary.files.checkpoint)]
@@ -764,7 +764,7 @@ def exported_models(folder: Path) -> list[Path]:
     paths = []
     for name, case in (("plain", VARIANTS["zero-layers"]), ("charges", CHARGE_VARIANTS["no-layers"])):
         paths.append(folder / f"{name}.pt")
-        export_torchscript(load_model(case.checkpoint), paths[-1], atomic_numbers=[8, 1, 1])
+        export_potential(load_model(case.checkpoint), paths[-1], atomic_numbers=[8, 1, 1])
     return paths
 
 

@@ -7,6 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from conftest import VARIANTS
 from openmm import unit
 
-from openmm_tensornet import export, export_torchscript, load_model
+from openmm_tensornet import export_potential, load_model, programs
 from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.export import load_exported
 from openmm_tensornet.graphsafety import check_graph_safety
@@ -69,7 +70,7 @@ def _exported(numbers: tuple, atoms: tuple | None, molecules: tuple | None, boxe
     box = BOX if boxed else None
     particles = None if atoms is None else list(atoms)
     what = {"molecules": molecules, "particles": particles, "periodic": boxed, "box_vectors": box, "tabulate": False}
-    export_torchscript(the_model(), path, atomic_numbers=numbers, precision="double", **what)
+    export_potential(the_model(), path, atomic_numbers=numbers, precision="double", **what)
     return path
 
 
@@ -375,15 +376,15 @@ class TestScaleParameter:
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory) -> tuple[Path, list[int], list[int]]:
+def blocks(tmp_path_factory) -> Iterator[tuple[Path, list[int], list[int]]]:
     path = tmp_path_factory.mktemp("blocks") / "replicas.pt"
     numbers, molecules = [8] * 4 + [1] * 8, [0, 1, 2, 3] * 3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "BLOCK_ATOMS", 6)
-        export_torchscript(
+        patch.setattr(programs, "BLOCK_ATOMS", 6)
+        export_potential(
             the_model(), path, atomic_numbers=numbers, molecules=molecules, precision="double", tabulate=False
         )
-    return path, numbers, molecules
+        yield path, numbers, molecules
 
 
 class TestReplicas:
@@ -416,9 +417,9 @@ class TestReplicas:
         assert "particle 1 (atomic number 8) and particle 5 (atomic number 1)" in force.diagnose(context)
 
     def test_which_molecules_are_worked_on_in_blocks(self, monkeypatch):
-        monkeypatch.setattr(export, "BLOCK_ATOMS", 6)
+        monkeypatch.setattr(programs, "BLOCK_ATOMS", 6)
         water = [8, 1, 1]
-        found = export.replica_blocks(Atoms.make(water * 4, [k for k in (3, 0, 2, 1) for _ in water]))
+        found = programs.replica_blocks(Atoms.make(water * 4, [k for k in (3, 0, 2, 1) for _ in water]))
         assert found.tolist() == [[3, 4, 5, 9, 10, 11], [6, 7, 8, 0, 1, 2]]
         for atoms in (
             Atoms.make(water),
@@ -427,9 +428,9 @@ class TestReplicas:
             Atoms.make(water * 4, [k for k in range(4) for _ in water], [0, 0, 1, 0]),
             Atoms.make(water * 3, [0] * 6 + [1] * 3),
         ):
-            assert export.replica_blocks(atoms) is None
+            assert programs.replica_blocks(atoms) is None
         ten = Atoms.make(water * 10, [k for k in range(10) for _ in water])
-        assert export.replica_blocks(ten).shape == (5, 6)
+        assert programs.replica_blocks(ten).shape == (5, 6)
 
     def test_they_cost_one_evaluation(self, backend, platform, monkeypatch):
         force = make_force(backend, (8, 1, 8, 1), molecules=[0, 0, 1, 1])

@@ -16,7 +16,7 @@ from test_simulation import EXAMPLE, killed_run, run
 from openmm_tensornet import cli, program
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_torchscript, read_metadata
+from openmm_tensornet.export import export_potential, read_metadata
 from openmm_tensornet.force import TensorNetForce
 from openmm_tensornet.neighbors import find_pairs
 from openmm_tensornet.potential import copy_double
@@ -184,7 +184,7 @@ class TestCoulombCutoff:
 
     def test_exported_files_keep_theirs(self, tmp_path):
         path, box = tmp_path / "water.pt", np.eye(3) * 2.0
-        export_torchscript(
+        export_potential(
             small_model(), path, atomic_numbers=[8, 1, 1], periodic=True, box_vectors=box, coulomb_cutoff=0.9
         )
         assert read_metadata(path)["coulomb_cutoff_nm"] == pytest.approx(0.9)

@@ -27,11 +27,11 @@ def model(tmp_path_factory):
     from openmm.app import PDBFile
 
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import export_torchscript
+    from openmm_tensornet.export import export_potential
 
     path = tmp_path_factory.mktemp("model") / "alanine.pt"
     numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
-    export_torchscript(load_model(BUNDLED), path, atomic_numbers=numbers)
+    export_potential(load_model(BUNDLED), path, atomic_numbers=numbers)
     return path
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not in
 from openmm_tensornet import program
 from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_torchscript, read_metadata
+from openmm_tensornet.export import export_potential, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.potential import copy_double
 from openmm_tensornet.registry import MODELS, KnownModel
@@ -271,7 +271,7 @@ class TestSerialization:
     def test_exported_file(self, variant, platform, tmp_path):
         case, force = variant
         path = tmp_path / "exported.pt"
-        metadata = export_torchscript(
+        metadata = export_potential(
             load_model(case.checkpoint),
             path,
             atomic_numbers=case.atoms.numbers,
@@ -417,7 +417,7 @@ class TestArguments:
 def path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("export") / "water.pt"
     model = load_model(VARIANTS["charged-3layers-mean"].checkpoint)
-    export_torchscript(model, path, atomic_numbers=[8, 1], total_charge=-1)
+    export_potential(model, path, atomic_numbers=[8, 1], total_charge=-1)
     return path
 
 
@@ -471,7 +471,7 @@ class TestExportedFiles:
             (truncated, "truncated"),
             (damaged, "damaged"),
             (newer, "format version 1 or older, received 99; update openmm-tensornet"),
-            (foreign, "expected a file written by export_torchscript"),
+            (foreign, "expected a file written by export_potential"),
         ):
             with pytest.raises(ValueError, match=text):
                 TensorNetForce(file, atomic_numbers=[8, 1])
@@ -486,9 +486,9 @@ class TestExportedFiles:
         path = tmp_path / "wrong.pt"
         monkeypatch.setattr(program.StaticNetwork, "forward", wrong)
         with pytest.raises(RuntimeError, match="disagrees with the reference model on geometry 'packing 1'"):
-            export_torchscript(model, path, atomic_numbers=[8, 1, 1], tabulate=False)
+            export_potential(model, path, atomic_numbers=[8, 1, 1], tabulate=False)
         with pytest.raises(RuntimeError, match="tabulate"):
-            export_torchscript(model, path, atomic_numbers=[8, 1, 1])
+            export_potential(model, path, atomic_numbers=[8, 1, 1])
         assert list(tmp_path.iterdir()) == []
 
 

@@ -48,11 +48,11 @@ def alanine():
 def model(model_path, tmp_path_factory):
     """An exported file for alanine dipeptide, which is made once and read fast."""
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import export_torchscript
+    from openmm_tensornet.export import export_potential
 
     path = tmp_path_factory.mktemp("model") / "alanine.pt"
     numbers = [atom.element.atomic_number for atom in app.PDBFile(str(EXAMPLE)).topology.atoms()]
-    export_torchscript(load_model(model_path("variants/zero-layers")), path, atomic_numbers=numbers)
+    export_potential(load_model(model_path("variants/zero-layers")), path, atomic_numbers=numbers)
     return path
 
 
