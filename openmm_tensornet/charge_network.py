@@ -287,7 +287,7 @@ class ChargeNetwork(StaticNetwork):
     def _predict(self, index: int, x: Tensor) -> Tensor:
         """Charges, shape (A, K)."""
         norm, *linears = self.predictions[index]
-        h = self._perceptron(self.operators.invariant_features(x, *norm), linears)
+        h = self.operators.perceptron(self.operators.invariant_features(x, *norm), linears)
         if self.padded:
             h = h * self.occupied
         return self.operators.equilibrate(h, self.molecule, self.total_charge)
