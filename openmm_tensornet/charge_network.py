@@ -22,7 +22,7 @@ from .module import Module
 from .network import StaticNetwork, _affines
 
 # Pairs of a layer's list that are evaluated at a time, in chunks of the embedding's: larger ones suit matrix products.
-CHUNKS_AT_ONCE = 4
+CHUNKS_AT_ONCE = 8
 
 
 class _EmbeddingFunctions(Module):

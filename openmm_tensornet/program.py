@@ -28,8 +28,9 @@ from .tabulate import RadialTable
 
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
-# Pairs of a list that are gathered at a time on a CPU, to whose cache they fit. On a GPU, where launches cost, all are.
-CHUNK = 1024
+# Pairs of a list that are gathered, in both directions, at a time on a CPU, to whose cache they fit. On a GPU, where launches cost,
+# all are.
+CHUNK = 512
 
 
 class _RadialFunctions(Module):
