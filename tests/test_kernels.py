@@ -9,7 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from openmm_tensornet import graphsafety
+from openmm_tensornet.flatten import flatten
+from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.kernels import definitions, functions, gpu_functions, operators
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
@@ -466,3 +470,26 @@ def test_every_operator_has_a_kernel_and_a_definition():
     assert all(hasattr(cuda, n) for n in names if n.removesuffix("_backward") not in FOR_CPUS)
     assert all(hasattr(definitions, n) for n in MOVING)
     assert operators.available()
+
+
+@pytest.mark.parametrize("name", sorted(set(MOVING) - FOR_CPUS))
+def test_declared_launches(name):
+    """As many as are counted inside an operator and inside that of its derivative, on a GPU that is not there."""
+    pytest.importorskip("triton", reason="triton, which launches them, is not installed")
+    arguments, structure = tree_flatten(Case(4, 16, torch.float32).arguments(name))
+    places = [k for k, a in enumerate(arguments) if torch.is_tensor(a)]
+
+    class Differentiated(torch.nn.Module):
+        def forward(self, *tensors):
+            given = dict(zip(places, tensors, strict=True))
+            all_of_them = tree_unflatten([given.get(k, a) for k, a in enumerate(arguments)], structure)
+            moving = [all_of_them[k].requires_grad_(True) for k in MOVING[name]]
+            results = fused(name)(*all_of_them)
+            results = results if isinstance(results, tuple) else (results,)
+            return torch.autograd.grad(results, moving, [torch.ones_like(r) for r in results])
+
+    inputs = tuple(arguments[k] for k in places)
+    found = check_graph_safety(flatten(Differentiated(), inputs), *inputs)
+    names = [operator.rpartition(".")[0].replace(".", "::") for operator in found.operators.elements()]
+    assert sum(n.startswith(operators.NAMESPACE) for n in names) == 2
+    assert found.kernels == found.counted == sum(graphsafety._LAUNCHES.get(n, 1) for n in names)

@@ -5,9 +5,15 @@ What concerns one atom and channel alone is a tuple of nine components; matrices
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from unittest import mock
+
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.runtime.jit import JITFunction
 
 from .. import tabulate
 from . import definitions
@@ -26,6 +32,23 @@ ELEMENTS = 128  # atoms times channels of a program that treats each by itself
 def at_once(like: Tensor) -> int:
     """Neighbors at a time: registers hold half as many numbers in double precision."""
     return NEIGHBORS * 4 // like.element_size()
+
+
+_COUNTING = threading.Lock()
+
+
+def count_launches(call: Callable[[], None]) -> int:
+    """Kernels that a call on fake tensors would launch; on others they are launched, by whichever thread."""
+    launched, run = [], JITFunction.run
+
+    def launch(kernel, *args, **options):
+        if not any(isinstance(a, FakeTensor) for a in args):
+            return run(kernel, *args, **options)
+        launched.append(kernel)
+
+    with _COUNTING, mock.patch.object(JITFunction, "run", launch):
+        call()
+    return len(launched)
 
 
 # ------------------------------------------------------------------------------------------------------------ tuples

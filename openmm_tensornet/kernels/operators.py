@@ -88,17 +88,24 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches
         results = allocate(*args)
         return results[0] if single else results
 
-    def run(device: str, *args):
-        results = allocate(*args)
+    def compute(device: str, args: tuple, results: tuple[Tensor, ...]) -> None:
         given = [tree_map_only(Tensor, Tensor.contiguous, a) if isinstance(a, (Tensor, list)) else a for a in args]
         RUNNERS[device](name, given, results)
+
+    def run(device: str, *args):
+        results = allocate(*args)
+        compute(device, args, results)
         return results[0] if single else results
+
+    def inside(*args) -> int:
+        steps = import_module(".cuda_steps", __package__)
+        return steps.count_launches(lambda: compute("CUDA", args, allocate(*args)))
 
     _LIBRARY.define(schema)
     for device in RUNNERS:
         _LIBRARY.impl(name, deliver(partial(run, device)), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    declare_launches(f"{NAMESPACE}::{name}", launches)
+    declare_launches(f"{NAMESPACE}::{name}", launches, inside if find_spec("triton") is not None else None)
 
 
 def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
