@@ -76,8 +76,9 @@ ORDER = (
     "__main__",
 )
 SUBPACKAGES = ("kernels",)
-# Not installed everywhere, or slow to import.
+# Not installed everywhere (fcntl is missing on Windows), or slow to import.
 OPTIONAL = (
+    "fcntl",
     "openmmtorch",
     "mdtraj",
     "openmmml",

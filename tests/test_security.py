@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import stat
+import sys
 import warnings
 import zipfile
 
@@ -201,6 +202,45 @@ def test_a_checkpoint_of_a_run_holds_numbers_only(tmp_path, monkeypatch, change)
     assert not os.path.exists("it-ran")
 
 
+def test_a_member_that_declares_more_than_there_is(tmp_path):
+    """Refused before Python gets memory for it."""
+    made = run(tmp_path / "run").checkpoint
+    data = bytearray(made.read_bytes())
+    at = data.index(b"PK\1\2") + 20
+    data[at : at + 4] = (1 << 31).to_bytes(4, "little")
+    made.write_bytes(data)
+    with pytest.raises(ValueError, match="a member is longer than the archive"):
+        runfiles.Checkpoint.read(made, 3)
+
+
+# ------------------------------------------------------------------------------------------------- XML of Systems
+
+
+@pytest.mark.skipif(not hasattr(openmm, "PythonForce"), reason="PythonForce needs OpenMM 8.5 or newer")
+def test_xml_of_a_pythonforce_can_run_code(tmp_path, monkeypatch):
+    """What the documentation warns of, which is OpenMM's way and not ours to change."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception):  # noqa: B017  OpenMM calls what was unpickled
+        openmm.XmlSerializer.deserialize(FORCE)
+    assert os.path.exists("it-ran")
+
+
+def test_xml_of_a_torchforce_can_run_code(tmp_path):
+    torchforce = pytest.importorskip("openmmtorch", reason="openmmtorch is not installed")
+    other, system = tmp_path / "thesis", openmm.System()
+    other.write_text("mine")
+    system.addParticle(1.0)
+    force = torchforce.TorchForce(torch.jit.script(AtEvaluation(str(other), "")))
+    force.setOutputsForces(True)
+    system.addForce(force)
+    read = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(read, openmm.VerletIntegrator(0.001), platform)
+    context.setPositions([[0, 0, 0]])
+    context.getState(energy=True)
+    assert other.read_text() == "XXXX"
+
+
 # ----------------------------------------------------------------------------------------------- one writer, no links
 
 
@@ -217,6 +257,20 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
     assert [row.split(",")[0] for row in made.energies.read_text().splitlines()[1:]] == [
         str(5 * k) for k in range(1, 21)
     ]
+
+
+def test_a_system_without_locks_is_said_to_have_none(tmp_path, monkeypatch):
+    """Windows, which has neither fcntl nor the flags that refuse links, nor user numbers."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setattr(files, "NO_LINKS", 0)
+    monkeypatch.delattr(os, "geteuid")
+    with pytest.warns(UserWarning, match=r"\.lock: cannot be locked .*; start no second run there"):
+        made = run(tmp_path / "run")
+    with zipfile.ZipFile(made.checkpoint) as archive:
+        assert "context.bin" not in archive.namelist()
+    (tmp_path / "link").symlink_to(made.energies)
+    with pytest.raises(ValueError, match="received a link"):
+        open_own(tmp_path / "link", "a")
 
 
 def test_a_run_that_went_on_meanwhile_is_not_overwritten(tmp_path):
