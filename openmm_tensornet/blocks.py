@@ -199,13 +199,19 @@ class PairSums(Module):
         return _ListMessage.apply(self, k, pairs, distance, y.transpose(0, 1).contiguous()).transpose(0, 1)
 
     def chunks(self, pairs: Tensor, *values: Tensor):
-        """Split pairs, shape (2, P), and values of pairs into chunks: (i, j, value, ...)."""
-        return zip(*(v.split(self.chunk) for v in (*pairs.unbind(0), *values)), strict=True)
+        """Split pairs, shape (2, P), and values of pairs into chunks: receivers and senders of both directions, and values of pairs."""
+        for i, j, *own in zip(*(v.split(self.chunk) for v in (*pairs.unbind(0), *values)), strict=True):
+            yield torch.cat((i, j)), torch.cat((j, i)), *own
 
     def functions(self, k: int, distance: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Radial functions of one layer, shape (C, 3, F), and what their slope needs."""
         values, saved = self.radial[k].evaluate(distance)
         return values.unflatten(1, (3, -1)), saved
+
+    def species(self, a: Tensor, b: Tensor) -> Tensor:
+        """Z_ab, shape (2, C, 1, F), of both directions."""
+        z = self.receiver.index_select(0, a) + self.sender.index_select(0, b)
+        return z.unflatten(0, (2, -1)).unsqueeze(2)
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:
@@ -214,8 +220,9 @@ def _joined(chunks: list[Tensor]) -> Tensor:
 
 
 def _scale_parts(rows: Tensor, factors: Tensor) -> Tensor:
-    """Multiply rows, shape (C, 9, F), in place by factors of each part, shape (C, 3, F)."""
-    for part, factor in zip(rows.split(tensors.PART_SIZES, dim=1), factors.split(1, dim=1), strict=True):
+    """Multiply rows, shape (C, 9, F) or twice as many, in place by factors of each part, shape (C, 3, F)."""
+    parts = rows.unflatten(0, (-1, factors.shape[0])).split(tensors.PART_SIZES, dim=2)
+    for part, factor in zip(parts, factors.split(1, dim=1), strict=True):
         part.mul_(factor)
     return rows
 
@@ -234,14 +241,12 @@ class _ListEmbedding(torch.autograd.Function):
         ctx.sums = sums
         ctx.save_for_backward(pairs, distance, geometry)
         x = sums.own_embedding.clone()
-        for i, j, d, g in sums.chunks(pairs, distance, geometry):
+        for a, b, d, g in sums.chunks(pairs, distance, geometry):
             f = sums.functions(0, d)[0]
-            for a, b, sign in ((i, j, None), (j, i, sums.sign)):
-                w = f * (sums.receiver.index_select(0, a) + sums.sender.index_select(0, b)).unsqueeze(1)
-                scalar, vector, symmetric = w.split(1, dim=1)
-                turned = (g if sign is None else g * sign).unsqueeze(2)
-                message = torch.cat((scalar, vector * turned[:, :3], symmetric * turned[:, 3:]), dim=1)
-                x = x.index_add_(0, a, message)
+            scalar, vector, symmetric = (f * sums.species(a, b)).flatten(0, 1).split(1, dim=1)
+            turned = torch.cat((g, g * sums.sign)).unsqueeze(2)
+            message = torch.cat((scalar, vector * turned[:, :3], symmetric * turned[:, 3:]), dim=1)
+            x = x.index_add_(0, a, message)
         return x
 
     @staticmethod
@@ -250,14 +255,14 @@ class _ListEmbedding(torch.autograd.Function):
         pairs, distance, geometry = ctx.saved_tensors
         gx = gradients[0].contiguous()
         to_distance, to_geometry = [], []
-        for i, j, d, g in sums.chunks(pairs, distance, geometry):
+        for a, b, d, g in sums.chunks(pairs, distance, geometry):
             f, saved = sums.functions(0, d)
             gf: Tensor | None = None
             gg: Tensor | None = None
-            for a, b, sign in ((i, j, None), (j, i, sums.sign)):
-                z = (sums.receiver.index_select(0, a) + sums.sender.index_select(0, b)).unsqueeze(1)
+            both = zip(sums.species(a, b).unbind(0), gx.index_select(0, a).chunk(2), (None, sums.sign), strict=True)
+            for z, gx_a, sign in both:
                 turned = (g if sign is None else g * sign).unsqueeze(2)
-                scalar, directed = gx.index_select(0, a).split((1, 8), dim=1)
+                scalar, directed = gx_a.split((1, 8), dim=1)
                 w_vector, w_symmetric = (f * z).split((1, 1, 1), dim=1)[1:]
                 vector, symmetric = directed.split((3, 5), dim=1)
                 along = torch.cat(
@@ -283,10 +288,9 @@ class _ListMessage(torch.autograd.Function):
         ctx.sums, ctx.k = sums, k
         ctx.save_for_backward(pairs, distance, y)
         m = y * sums.own_weights[k - 1]
-        for i, j, d in sums.chunks(pairs, distance):
+        for a, b, d in sums.chunks(pairs, distance):
             f = sums.functions(k, d)[0]
-            m = m.index_add_(0, i, _scale_parts(y.index_select(0, j), f))
-            m = m.index_add_(0, j, _scale_parts(y.index_select(0, i), f))
+            m = m.index_add_(0, a, _scale_parts(y.index_select(0, b), f))
         return m
 
     @staticmethod
@@ -296,13 +300,12 @@ class _ListMessage(torch.autograd.Function):
         gm = gradients[0].contiguous()
         gy = gm * sums.own_weights[k - 1]
         to_distance = []
-        for i, j, d in sums.chunks(pairs, distance):
+        for a, b, d in sums.chunks(pairs, distance):
             f, saved = sums.functions(k, d)
-            gm_i, gm_j = gm.index_select(0, i), gm.index_select(0, j)
-            product = gm_i * y.index_select(0, j)
-            product = product.addcmul_(gm_j, y.index_select(0, i))
+            gm_a = gm.index_select(0, a)
+            (gm_i, gm_j), (y_j, y_i) = gm_a.chunk(2), y.index_select(0, b).chunk(2)
+            product = (gm_i * y_j).addcmul_(gm_j, y_i)
             to_distance.append(sums.radial[k].slope(saved, _sum_parts(product).flatten(1)))
             # f_ij = f_ji, so the derivative by Y is the same sum over the incoming gradient.
-            gy = gy.index_add_(0, j, _scale_parts(gm_i, f))
-            gy = gy.index_add_(0, i, _scale_parts(gm_j, f))
+            gy = gy.index_add_(0, b, _scale_parts(gm_a, f))
         return None, None, None, _joined(to_distance), gy

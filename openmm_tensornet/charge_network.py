@@ -22,7 +22,7 @@ from .module import Module
 from .network import StaticNetwork, _affines
 
 # Pairs of a layer's list that are evaluated at a time, in chunks of the embedding's: larger ones suit matrix products.
-CHUNKS_AT_ONCE = 4
+CHUNKS_AT_ONCE = 8
 
 
 class _EmbeddingFunctions(Module):
@@ -287,7 +287,7 @@ class ChargeNetwork(StaticNetwork):
     def _predict(self, index: int, x: Tensor) -> Tensor:
         """Charges, shape (A, K)."""
         norm, *linears = self.predictions[index]
-        h = self._perceptron(self.operators.invariant_features(x, *norm), linears)
+        h = self.operators.perceptron(self.operators.invariant_features(x, *norm), linears)
         if self.padded:
             h = h * self.occupied
         return self.operators.equilibrate(h, self.molecule, self.total_charge)

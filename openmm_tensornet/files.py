@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import secrets
@@ -21,6 +20,8 @@ LARGEST_FILE = 1 << 31  # bytes
 # The end records of an archive, those for large ones too, and the most that its directory may take: zipfile reads that at once.
 _END, _LARGE = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ4s2L4Q4sLQL")
 LARGEST_DIRECTORY = 1 << 24  # bytes
+# To open no link and wait for no pipe, where the system can be asked for that: Windows cannot.
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 # What zipfile raises on a damaged archive, also for sizes, places and methods that cannot be, and json on what is nested too deep.
 DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError, RecursionError)
 
@@ -50,12 +51,9 @@ def _without_links(path: str, flags: int) -> int:
         f"{path}: expected a file of its own, received a link, a file with a second name, or a device, and something else would be "
         "written to; put a copy in its place"
     )
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError:
-        if os.path.islink(path):
-            raise linked from None
-        raise
+    if os.path.islink(path):
+        raise linked
+    descriptor = os.open(path, flags | NO_LINKS, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
@@ -67,6 +65,8 @@ def _without_links(path: str, flags: int) -> int:
 def lock(path: str | os.PathLike) -> Iterator[None]:
     """Hold a lock that ends with the process, however that ends; BlockingIOError where another process, or thread, holds it.
 
+    Where the system (Windows) or the file system has no such locks there is a warning, and no lock.
+
     Parameters
     ----------
     path : path
@@ -74,10 +74,12 @@ def lock(path: str | os.PathLike) -> Iterator[None]:
     """
     with open_own(path, "a") as file:
         try:
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
-        except OSError as error:  # of a file system without locks
+        except (ImportError, OSError) as error:
             warnings.warn(f"{os.fspath(path)}: cannot be locked ({error}); start no second run there", stacklevel=2)
         yield
 
@@ -148,6 +150,9 @@ def check_archive(archive: zipfile.ZipFile) -> None:
         raise zipfile.BadZipFile("a member is there twice")
     if any(member.flag_bits & 1 for member in members):
         raise zipfile.BadZipFile("it is encrypted")
+    # Python would get memory for as much as a member declares.
+    if any(member.header_offset + member.compress_size > archive.start_dir for member in members):
+        raise zipfile.BadZipFile("a member is longer than the archive")
     damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"checksum of the member {damaged!r} is wrong")

@@ -55,7 +55,9 @@ VIEWS = frozenset(
     }
 )
 # Allocation without a kernel.
-_ALLOCATIONS = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.empty_strided.default})
+_ALLOCATIONS = frozenset(
+    {_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.empty_strided.default, _ATEN.new_empty.default}
+)
 # Operators that copy a value to the host or wait for one, and those whose result's shape depends on values.
 _SYNCHRONISING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
 _DATA_DEPENDENT = {
@@ -67,7 +69,11 @@ _HOST = "a tensor lives on the host (a constant made in forward?); register it a
 _LAUNCHES: dict[str, int] = {"openmm_tensornet::nnpops_pairs": 5}
 
 
-def declare_launches(operator: str, launches: int) -> None:
+# Of a custom operator what runs it, where that can be looked into.
+_INSIDE: dict[str, Callable[..., int]] = {}
+
+
+def declare_launches(operator: str, launches: int, inside: Callable[..., int] | None = None) -> None:
     """Say how many kernels a custom operator launches.
 
     Parameters
@@ -75,8 +81,14 @@ def declare_launches(operator: str, launches: int) -> None:
     operator : str
         "namespace::name", as registered with torch.library.
     launches : int
+    inside : callable, optional
+        Does with the operator's arguments, which are fake tensors, what it does on a GPU, except that it launches no kernels of its own,
+        but gives their number. PyTorch's operators that it calls are recorded, and add to that.
     """
     _LAUNCHES[operator] = launches
+    _INSIDE.pop(operator, None)
+    if inside is not None:
+        _INSIDE[operator] = inside
 
 
 _INSIDE: dict[str, Callable[..., nn.Module]] = {}
@@ -103,7 +115,10 @@ class GraphSafety:
     Attributes
     ----------
     kernels : int
-        Launches of one evaluation: every operator that is not a view counts one, a custom one what it declares.
+        Launches of one evaluation: every operator that is not a view counts one, a custom one what it declares, or more where more are
+        counted inside of it (arguments that are not contiguous are copied).
+    counted : int
+        The same, where a custom operator that can be looked into counts what is seen there. (PyTorch's may launch several kernels.)
     operators : Counter
         How often each operator was called, views left out.
     fixed_results : bool
@@ -112,6 +127,7 @@ class GraphSafety:
     """
 
     kernels: int = 0
+    counted: int = 0
     operators: Counter = field(default_factory=Counter)
     fixed_results: bool = False
 
@@ -129,6 +145,19 @@ class _Recorder(TorchDispatchMode):
     def refuse(self, func, reason: str) -> GraphSafetyError:
         self.refusal = _refused(func, reason)
         return self.refusal
+
+    def look_inside(self, func, args) -> int:
+        """Kernels that a custom operator launches, as far as that can be seen; what it calls keeps to the same rules."""
+        name = func._schema.name
+        if name not in _INSIDE:
+            return _LAUNCHES[name]
+        inner = _Recorder()
+        try:
+            with inner:
+                counted = _INSIDE[name](*args)
+        except GraphSafetyError as error:
+            raise self.refuse(func, f"inside of it, {error}") from error
+        return counted + inner.result.counted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -169,9 +198,12 @@ class _Recorder(TorchDispatchMode):
                     func,
                     "it does not declare its launches; see openmm_tensornet.graphsafety.declare_launches",
                 )
-            self.result.kernels += _LAUNCHES[func._schema.name]
+            counted = self.look_inside(func, args)
+            self.result.kernels += max(counted, _LAUNCHES[func._schema.name])
+            self.result.counted += counted
         else:
             self.result.kernels += 1
+            self.result.counted += 1
         self.result.operators[str(func)] += 1
         return result
 
@@ -221,7 +253,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     ------
     GraphSafetyError
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
-        values, a tensor on the host, or a custom operator that does not declare its launches.
+        values, a tensor on the host, or a custom operator that does not declare its launches, or does one of these inside.
     """
     recorder, own = _Recorder(), copied(module)
     with FakeTensorMode():

@@ -273,9 +273,20 @@ class PortableOperators(Module):
         """Charges, (A, K), of predictions and their shares, (A, 2K), that sum to the charge, (M,), of each slot's molecule, (A,)."""
         return equilibrate(h, molecule, charge)
 
-    def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Last linear layer, shape (A,), of the activated h, shape (A, H)."""
-        return torch.addmm(bias, self.activation(h), weight).squeeze(-1)
+    def perceptron(self, h: Tensor, linears: Any) -> Tensor:
+        """See :func:`perceptron`."""
+        return perceptron(h, linears, self.activation)
+
+    def head(self, h: Tensor, linears: Any) -> Tensor:
+        """Of a perceptron that gives one number, shape (A,)."""
+        return self.perceptron(h, linears).squeeze(-1)
+
+
+def perceptron(h: Tensor, linears: Any, activation: Any) -> Tensor:
+    """Linear layers with the activation between them; that of the last one is left to what takes the result."""
+    for k, (weight, bias) in enumerate(linears):
+        h = torch.addmm(bias, h if k == 0 else activation(h), weight)
+    return h
 
 
 class StaticNetwork(Module):
@@ -295,7 +306,6 @@ class StaticNetwork(Module):
     def __init__(self, model: TensorNet, sums: Any, operators: Any, dtype: torch.dtype):
         super().__init__()
         self.sums, self.operators = sums, operators
-        self.activation: Any = model.activation
         sizes = torch.tensor(tensors.PART_SIZES)
 
         def linears(modules) -> Tensor:
@@ -322,7 +332,7 @@ class StaticNetwork(Module):
         """From the sums over neighbours, (9, A, F), to the atoms' tensors, (9, A, F)."""
         norm, *linears = self.gates
         x, gates = self.operators.norm_features(x, *norm)
-        gates = self._perceptron(gates, linears)
+        gates = self.operators.perceptron(gates, linears)
         return self.operators.gate(torch.bmm(x, self.embedding_tensor), gates, normalize)
 
     def _interact(self, k: int, x: Tensor, weight: Any, normalize: bool) -> Tensor:
@@ -334,15 +344,8 @@ class StaticNetwork(Module):
 
     def _read(self, x: Tensor) -> Tensor:
         """Head outputs, shape (A,)."""
-        norm, *linears, last = self.readout
-        h = self._perceptron(self.operators.part_features(x, *norm), linears)
-        return self.operators.head(h, *last)
-
-    def _perceptron(self, h: Tensor, linears: Any) -> Tensor:
-        """Linear layers with the activation between them; that of the last one is left to what takes the result."""
-        for k, (weight, bias) in enumerate(linears):
-            h = torch.addmm(bias, h if k == 0 else self.activation(h), weight)
-        return h
+        norm, *linears = self.readout
+        return self.operators.head(self.operators.part_features(x, *norm), linears)
 
 
 class _Affine(Module):

@@ -19,6 +19,7 @@ from .charge_network import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticC
 from .charges import TensorNet2, mean_charges
 from .checks import integer
 from .kernels.functions import FusedChargeSums, FusedOperators, FusedPairs, FusedSums
+from .kernels.gpu_functions import DirectedSums, FusedCoulomb, GPUOperators
 from .model import TensorNet
 from .module import Module
 from .neighbors import AllPairs, CellPairs, Grid, NNPOpsPairs, SelectedPairs, choose_grid, count_pairs, pair_capacity
@@ -27,8 +28,9 @@ from .tabulate import RadialTable
 
 # Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
-# Pairs of a list that are gathered at a time on a CPU, to whose cache they fit. On a GPU, where launches cost, all are.
-CHUNK = 1024
+# Pairs of a list that are gathered, in both directions, at a time on a CPU, to whose cache they fit. On a GPU, where launches cost,
+# all are.
+CHUNK = 512
 
 
 class _RadialFunctions(Module):
@@ -145,14 +147,14 @@ class StaticProgram(Module):
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
         pairs = room.pairs(molecules, periodic, cutoff)
-        operators_of = FusedOperators if fused else PortableOperators
+        operators_of = (GPUOperators if gpu else FusedOperators) if fused else PortableOperators
         # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
         factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
         receiver, sender = (half.to(dtype) for half in _species_halves(model, z))
         sums: nn.Module
         embedding: FusedSums | None = None
-        # The one operator for both directions of pairs has a kernel for CPUs alone.
-        together = isinstance(model.activation, nn.SiLU) and not gpu
+        charge_sums = DirectedSums if gpu else FusedChargeSums
+        together = isinstance(model.activation, nn.SiLU)
         chunk = room.capacity if gpu and room.capacity is not None else CHUNK
         if dense:
             n = occupied.shape[1]
@@ -167,7 +169,7 @@ class StaticProgram(Module):
                     spread[:, places] = torch.stack((receiver, sender))
                     embedding = FusedSums(radial[0], spread[0], spread[1], own[0])
                 if together and embedding is not None:
-                    sums = FusedChargeSums(model, radial, own, embedding, slots)
+                    sums = charge_sums(model, radial, own, embedding, slots)
                 else:
                     sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
@@ -179,7 +181,7 @@ class StaticProgram(Module):
                 if fused:
                     embedding = FusedSums(radial[0], receiver, sender, own[0])
                 if together and embedding is not None:
-                    sums = FusedChargeSums(model, radial, own, embedding)
+                    sums = charge_sums(model, radial, own, embedding)
                 else:
                     sums = ChargePairSums(model, radial, own, embedding, receiver, sender, chunk)
             elif fused:
@@ -197,7 +199,8 @@ class StaticProgram(Module):
             self.register_buffer("places", places)
             self.register_buffer("total_charge", charges)
             if coulomb_room is not None and not (dense and pairs.empty):
-                self.coulomb = StaticCoulomb(model, (occupied.shape[0], occupied.shape[1]), dtype)
+                coulomb_of = FusedCoulomb if fused and gpu else StaticCoulomb
+                self.coulomb = coulomb_of(model, (occupied.shape[0], occupied.shape[1]), dtype)
                 if dense:  # the same pairs
                     self.register_buffer("slots", slots)
                 else:

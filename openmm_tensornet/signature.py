@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from .files import NO_LINKS
+
 KEY_BYTES = 32
 
 
@@ -41,11 +43,13 @@ def key_file() -> Path:
 
 
 def _key() -> bytes | None:
+    if not hasattr(os, "geteuid"):  # Windows, where a file's mode does not say who can read it
+        return None
     try:
         path = key_file()
         if not path.exists():
             _make(path)
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_LINKS)) as file:
             found = os.fstat(file.fileno())
             private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
             key = file.read(KEY_BYTES + 1) if private else b""

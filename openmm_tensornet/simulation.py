@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from openmm.app import Simulation, Topology
 
+    from .potentialforce import PotentialForce
+
 CSV_COLUMNS = (
     "step",
     "time_ps",
@@ -218,7 +220,8 @@ def simulate(
 
     charges_of = _partial_charges(system) if charges else None
     bonds = Bonds.of(topology, system, positions) if stop_at_broken_bond else None
-    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds, [atom_name(a) for a in topology.atoms()])
+    names, forces = [atom_name(a) for a in topology.atoms()], list(tensornet_forces(system))
+    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds, names, forces)
     settings = {
         "timestep_fs": timestep_fs,
         "temperature_K": temperature_K,
@@ -424,12 +427,15 @@ class Sentinels:
         Bonds that must not break.
     names : list of str
         Of the particles, for people.
+    forces : list of PotentialForce
+        The TensorNet forces, found once: OpenMM has a module read anew for each view of a force.
     """
 
     temperature: float
     degrees_of_freedom: int
     bonds: Bonds | None
     names: list[str]
+    forces: list[PotentialForce]
 
     def check(
         self,
@@ -475,7 +481,7 @@ class Sentinels:
     def _close_atoms(self, context: openmm.Context) -> str | None:
         from .tabulate import ORDINARY
 
-        for force in tensornet_forces(context.getSystem()):
+        for force in self.forces:
             first, second, distance = force.closest_atoms(context)
             if distance < ORDINARY:
                 return (

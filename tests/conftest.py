@@ -6,6 +6,7 @@ random weights; only comparisons with AceFF's own numbers have the marker `publi
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +175,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="fail, not skip, where the weights of a published model are missing",
     )
+
+
+def pytest_configure():
+    """Runs keep the key of their checkpoints in a folder of the tests, for other processes too, and not with the user's own."""
+    os.environ["XDG_STATE_HOME"] = str(Path(_FOLDER.name) / "state")
 
 
 def pytest_runtest_setup(item):

@@ -1,7 +1,7 @@
 """What only many tries find: damaged and hostile files, runs that are killed, random models and molecules.
 
     python tests/soak.py                          # half an hour on two cores; prints what was tried
-    python tests/soak.py --files 300 --kills 4 --minutes 1 --seed 7
+    python tests/soak.py --files 300 --runs 300 --kills 4 --pairs 4 --minutes 1 --seed 7
 
 Each part is also a function, a few tries of which are tests (tests/test_soak.py). A try is made again by its seed.
 """
@@ -12,10 +12,12 @@ import argparse
 import faulthandler
 import hashlib
 import io
+import json
 import os
+import pickle
 import pickletools
 import resource
-import shutil
+import select
 import signal
 import subprocess
 import sys
@@ -24,35 +26,28 @@ import time
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openmm
+import soak_properties
+import soak_runs
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as with_seed
-from hypothesis import strategies as st
-from openmm import unit
 
-from openmm_tensornet import runfiles, simulation
 from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import compile_potential, export_potential, load_exported, model_hash
-from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
-from openmm_tensornet.neighbors import CellPairs, Grid, SelectedPairs, find_pairs
-from openmm_tensornet.potential import choose_coulomb_cutoff, copy_double
-from openmm_tensornet.system import create_system, force_class
-from openmm_tensornet.testing import TOLERANCES, deviation, reference_energy_and_forces
+from openmm_tensornet.export import export_potential, load_exported, model_hash
+from openmm_tensornet.potential import copy_double
+from openmm_tensornet.testing import reference_energy_and_forces
 
 # ------------------------------------------------------------------------------------------- mutated files
 
 SECONDS = 20  # for one file, which takes some ms
-MEMORY = 3 << 30  # bytes beyond what the process has
+MEMORY = {"checkpoint": 3 << 30, "run": 1 << 29}  # bytes beyond what a process has that has read sound ones
+CANARY = "it-ran"  # a folder that nothing but code from a file makes
 # What no file may bring about (https://docs.python.org/3/library/audit_events.html).
 FORBIDDEN = (
     "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile", "os.mkdir", "os.remove", "os.rename",
@@ -229,6 +224,190 @@ class Edit(Damage):
         return self.archive(data, change)
 
 
+class Attack:
+    """What a pickle that is read leaves behind."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (CANARY,)
+
+
+XML = (
+    '<?xml version="1.0"?><!DOCTYPE s [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]><s>&b;</s>',
+    '<?xml version="1.0"?><!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><s>&a;</s>',
+    '<?openmm <State/> ?><State openmmVersion="8.4" type="State" version="1"><Positions/></State>',
+    '<State type="State" version="1"><!-- <Positions> --><Positions><![CDATA[<Position x="0"/>]]></Positions></State>',
+    f'<Force forceGroup="0" function="{pickle.dumps(Attack()).hex()}" type="PythonForce" usesPeriodic="0" version="1"/>',
+)
+
+
+BOMB = [bytes(1 << 20)] * 600  # what a member without content is, more than there is memory for
+
+
+class EditRun(Damage):
+    """Random changes of what the checkpoint of a run says, with the checksums put right."""
+
+    def __call__(self, data: bytes) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            self.parts: list[tuple[str, Any]] = [(name, archive.read(name)) for name in archive.namelist()]
+        kinds = (self.array, self.array, self.entry, self.entry, self.text, self.foreign, self.members, self.fields)
+        return kinds[self.random.integers(len(kinds))]()
+
+    def choose(self, values: Sequence[Any]) -> Any:
+        return values[self.random.integers(len(values))]
+
+    def archive(self, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as new, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a name that is there twice
+            for name, content in self.parts:
+                member = zipfile.ZipInfo(name)  # without the date, so that a seed makes the same file
+                member.compress_type = method
+                with new.open(member, "w") as file:
+                    for piece in (content,) if content is not None else BOMB:
+                        file.write(piece)
+        return buffer.getvalue()
+
+    def replace(self, chosen: str, change: Callable[[bytes], bytes]) -> bytes:
+        self.parts = [(name, change(content) if name == chosen else content) for name, content in self.parts]
+        return self.archive()
+
+    def array(self) -> bytes:
+        """Other numbers, another number of them, other types, and other formats."""
+
+        def change(content: bytes) -> bytes:
+            numbers = np.frombuffer(content[: len(content) // 8 * 8])
+            special = numbers.copy()
+            values = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 1e5, 1.0000001e5, -1e5, 2.0**63, -0.0, 1e-3)
+            for _ in range(self.random.integers(1, 4)):
+                if len(special):
+                    special[self.place(special)] = self.choose(values)
+            types = (np.float32, ">f8", np.float16, np.int64, np.complex128, np.uint8, np.longdouble)
+            with np.errstate(all="ignore"):
+                other = numbers.astype(self.choose(types))
+            file = io.BytesIO()
+            npy = self.choose((numbers, numbers.reshape(1, -1), numbers[:0], other, np.array([Attack()])))
+            (np.save if self.random.random() < 0.5 else np.savez)(file, npy)
+            ways = (
+                special.tobytes(), special.tobytes(), self.random.permutation(numbers).tobytes(), (1e3 * numbers).tobytes(),
+                other.tobytes(), content[: self.place(content)], content + self.random.bytes(int(self.random.integers(1, 100))), b"",
+                2 * content, Damage.flip(self, content or b"0"), self.random.bytes(len(content)), file.getvalue(), pickle.dumps(numbers),
+            )  # fmt: skip
+            return self.choose(ways)
+
+        return self.replace(self.choose(("positions", "velocities", "positions", "context.bin", "signature")), change)
+
+    def entry(self) -> bytes:
+        """Entries of the description at any depth: other values, left out, renamed, more of them."""
+        values = (
+            None, True, False, 0, 1, -1, 2, 5, 10**6, 2**31, 2**63, 10**20, 10**400, 0.5, -1.0, 1e300, 5e-324, float("nan"), float("inf"),
+            "", "no", "a\nb", "\0", "\ud800", "ü", "../..", "x" * 10_000, [], [1], [[]], {}, {"a": 1}, [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+            [1e5] * 3,
+        )  # fmt: skip
+
+        def change(content: bytes) -> bytes:
+            run = json.loads(content)
+            for _ in range(self.random.integers(1, 3)):
+                at: Any = run
+                while isinstance(inner := at[self.choose(sorted(at))], dict) and inner and self.random.random() < 0.7:
+                    at = inner
+                name = self.choose(sorted(at))
+                kind = self.random.integers(8)
+                if kind == 0:
+                    del at[name]
+                elif kind == 1:
+                    at[self.choose((name.upper(), f"{name} ", "other", ""))] = at.pop(name)
+                elif kind == 2:
+                    at[self.choose(("other", "force", "__class__", "a\nb"))] = self.choose(values)
+                elif kind == 3 and type(at[name]) in (int, float):
+                    at[name] += self.choose((1, -1, 5, 1e-9, 0.5, 10**18))
+                else:
+                    at[name] = self.choose(values)
+                if not run:
+                    break
+            return json.dumps(run).encode()
+
+        return self.replace("run.json", change)
+
+    def text(self) -> bytes:
+        """The same description written in other ways, and what is none."""
+
+        def change(content: bytes) -> bytes:
+            said = content.decode()
+            number = self.choose(
+                ("1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "0x10", "1_000", "٣", "1" + "0" * 400 + ".0")
+            )
+            ways = (
+                said.encode("utf-16"), said.encode("utf-32-be"), said.encode("utf-8-sig"), b"\xff" + content, content + b"{}",
+                content + b"\0", said.replace("0", number, 1).encode(), said.replace(": 5", f": {number}").encode(),
+                (said[:-1] + "," + said[1:]).encode(), b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+                b" " * 300_000 + content, content[: self.place(content)], self.flip(content), b"", b"null", b"[]", b'"' + content,
+                (said[:-1] + ', "format": 1}').encode(), said.replace("format", "Format").encode(),
+            )  # fmt: skip
+            return self.choose(ways)
+
+        return self.replace("run.json", change)
+
+    def foreign(self) -> bytes:
+        """Pickles, XML that OpenMM or a parser could act on, and archives, in the place of a member or beside them."""
+        encoding = self.choose(("utf-8", "utf-8", "utf-16", "utf-7", "utf-32"))
+        content = self.choose((pickle.dumps(Attack()), self.archive(), *(xml.encode(encoding) for xml in XML)))
+        if self.random.random() < 0.5:
+            return self.replace(self.choose([name for name, _ in self.parts]), lambda _: content)
+        self.parts.append(
+            (self.choose(("state.xml", "system.xml", "data.pkl", "__init__.py", "positions.npy")), content)
+        )
+        return self.archive()
+
+    def members(self) -> bytes:
+        """Left out, there twice, under other names, in another order, and bombs."""
+        at = int(self.random.integers(len(self.parts)))
+        name, content = self.parts[at]
+        names = (
+            name.upper(), name.replace("o", "\u043e"), f"../{name}", f"/{name}", f"./{name}", f"{name}/", f"{name}\0", f"a/{name}",
+            name + " ", "C:\\" + name, "x" * 60_000,
+        )  # fmt: skip
+        kind = self.random.integers(40)
+        if kind < 5:
+            del self.parts[at]
+        elif kind < 10:
+            self.parts.append((name, self.choose((content, b"", 2 * content))))
+        elif kind < 20:
+            self.parts[at] = (self.choose(names), content)
+        elif kind < 25:
+            self.parts.append((self.choose(names), content))
+        elif kind < 30:
+            self.random.shuffle(self.parts)
+        elif kind < 35:
+            return self.archive(self.choose((zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)))
+        elif kind < 37:
+            self.parts += [(str(k), b"") for k in range(70_000)]
+        else:
+            self.parts[at] = (name, None)
+        return self.archive()
+
+    def fields(self) -> bytes:
+        """A field of a member's two headers, and where one of them is there or both: sizes, method, flags, checksum, places."""
+        data = bytearray(self.archive())
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+        at = int(self.random.integers(len(members)))
+        central = list(_all(bytes(data), b"PK\1\2"))[at]
+        for offset, length in self.choose(
+            ([(6, 2)], [(8, 2)], [(10, 2)], [(16, 4)], [(20, 4)], [(24, 4)], [(28, 2)], [(30, 2)], [(32, 2)], [(42, 4)])
+        ):
+            largest = (1 << 8 * length) - 1
+            value = self.choose(
+                (0, 1, 8, 9, 12, 99, largest, largest - 1, largest // 2, int(self.random.integers(largest)))
+            )
+            new = value.to_bytes(length, "little")
+            places = [central + offset]
+            if offset < 32 and self.random.random() < 0.7:  # the local header has the same fields, two bytes earlier
+                places.append(members[at].header_offset + offset - 2)
+            for place in places:
+                data[place : place + length] = new
+        return bytes(data)
+
+
 def read_checkpoint(path: Path) -> str:
     """What a checkpoint gives: a hash of its weights, options and the numbers of a molecule."""
     model = load_model(path)
@@ -247,41 +426,48 @@ def read_exported(path: Path) -> str:
 
 
 def read_run(path: Path) -> str:
-    """The same of the checkpoint of a run."""
-    return repr(runfiles.Checkpoint.read(path, 3))
+    """What a run writes that the program resumes from a checkpoint, in a directory beside it."""
+    return soak_runs.resume(path, path.with_name(f"{path.name}.run"))
 
 
 READERS: dict[str, Callable[[Path], str]] = {
     "checkpoint": read_checkpoint, "exported file": read_exported, "run": read_run,
 }  # fmt: skip
+EDITS: dict[str, Callable[[np.random.Generator], Damage]] = {"checkpoint": Edit, "run": EditRun}
 
 
 def originals(folder: Path, models: list[Path]) -> list[tuple[str, Path]]:
-    """Files to mutate: checkpoints of several shapes, an exported file, and the checkpoint of a run."""
+    """Files to mutate, each with its kind: checkpoints of several shapes and an exported file, or else the checkpoint of a run."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not models:
+        return [("run", soak_runs.original(folder))]
     exported = folder / "exported.pt"
     export_potential(load_model(models[0]), exported, atomic_numbers=[8, 1, 1])
-    topology, system, positions = small_system(exported)
-    summary = simulation.simulate(topology, system, positions, output=folder / "run", **RUN | {"time": 0.02})
-    return [*(("checkpoint", path) for path in models), ("exported file", exported), ("run", summary.files.checkpoint)]
+    return [*(("checkpoint", path) for path in models), ("exported file", exported)]
 
 
 def mutate(seed: int, files: list[tuple[str, Path]]) -> tuple[str, str, bytes]:
-    """Kind of file, way and bytes of a mutated file. Checkpoints are the majority."""
+    """Kind of file, way and bytes of a mutated file."""
     random = np.random.default_rng(seed)
-    pick = random.random()
-    chosen = [f for f in files if f[0] == ("exported file" if pick < 0.05 else "run" if pick < 0.1 else "checkpoint")]
-    kind, path = chosen[random.integers(len(chosen))]
-    edited = kind == "checkpoint" and random.random() < 0.5
-    return kind, "edited" if edited else "damaged", (Edit if edited else Damage)(random)(path.read_bytes())
+    kind, path = files[random.integers(len(files))]
+    edited = kind in EDITS and random.random() < 0.5
+    return kind, "edited" if edited else "damaged", (EDITS[kind] if edited else Damage)(random)(path.read_bytes())
 
 
 def try_file(seed: int, files: list[tuple[str, Path]], expected: dict[str, set[str]], path: Path) -> str:
     """Outcome of one mutated file; text that does not begin with "ok" is a defect."""
     kind, way, data = mutate(seed, files)
     path.write_bytes(data)
+    outcome = _outcome(kind, way, path, expected[kind])
+    if os.path.exists(CANARY):
+        os.rmdir(CANARY)
+        return f"executed: {outcome}"
+    return outcome
+
+
+def _outcome(kind: str, way: str, path: Path, expected: set[str]) -> str:
     try:
-        with forbidden():
+        with forbidden(f"{path}.run"):
             found = READERS[kind](path)
     except ValueError as error:
         if "\n" in str(error) or str(path) not in str(error):
@@ -289,7 +475,7 @@ def try_file(seed: int, files: list[tuple[str, Path]], expected: dict[str, set[s
         return f"ok {kind} {way}: refused"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    if found in expected[kind]:
+    if found in expected:
         return f"ok {kind} {way}: the same"
     if way == "damaged":
         return f"{kind}: other numbers from a damaged file"
@@ -300,35 +486,37 @@ class Executed(BaseException):
     """A file brought about something that no file may."""
 
 
-_watching = False
+_watching: str | None = None
 
 
 @contextmanager
-def forbidden() -> Iterator[None]:
-    """Turn the events of :data:`FORBIDDEN` into :class:`Executed`."""
+def forbidden(directory: str) -> Iterator[None]:
+    """Turn the events of :data:`FORBIDDEN`, except for those of files in a directory, into :class:`Executed`."""
     global _watching
-    _watching = True
+    _watching = directory
     try:
         yield
     finally:
-        _watching = False
+        _watching = None
 
 
 def _audit(event: str, arguments: tuple) -> None:
     global _watching
-    if not _watching or not event.startswith(FORBIDDEN):
+    if _watching is None or not event.startswith(FORBIDDEN):
+        return
+    if event in ("open", "os.mkdir", "os.rename", "os.remove") and os.fsdecode(arguments[0]).startswith(_watching):
         return
     if event == "open" and "w" not in str(arguments[1]) and not int(arguments[2] or 0) & os.O_CREAT:
         return
     # Importing a module when it is first needed is no harm.
     if event in ("exec", "compile") and os.path.isfile(str(getattr(arguments[0], "co_filename", arguments[-1]))):
         return
-    _watching = False
+    _watching = None
     raise Executed(f"{event} {arguments!r}"[:300])
 
 
 def mutated_files(count: int, first_seed: int, models: list[Path], folder: Path) -> Counter[str]:
-    """Try so many mutated files in processes that may crash; counts of outcomes.
+    """Try so many mutated files, or without `models` checkpoints of runs, in processes that may crash; counts of outcomes.
 
     A process that dies or takes longer than :data:`SECONDS` counts as a defect of the file that it was at.
     """
@@ -367,8 +555,6 @@ def mutated_files(count: int, first_seed: int, models: list[Path], folder: Path)
 
 def _line(stream: Any, seconds: float) -> str | None:
     """A line from a pipe within some time; None if none came."""
-    import select
-
     text = b""
     while not text.endswith(b"\n"):
         if not select.select([stream], [], [], seconds)[0]:
@@ -387,7 +573,9 @@ def _worker(seeds: range, files: list, expected: dict, folder: Path, write: int)
         else None
     )
     if size is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+        most = size + MEMORY[files[0][0]]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    os.chdir(folder)
     sys.dont_write_bytecode = True
     warnings.simplefilter("ignore")
     faulthandler.disable()  # a crash is counted, and its trace would be taken for one of the tests'
@@ -400,357 +588,6 @@ def _worker(seeds: range, files: list, expected: dict, folder: Path, write: int)
     finally:
         path.unlink(missing_ok=True)
         os._exit(0)
-
-
-# ---------------------------------------------------------------------------------------------- killed runs
-
-# Short, and yet with some hundred reports.
-RUN: dict[str, Any] = dict(
-    time=0.5, report_interval=5, equilibration_time=0.005, seed=5, quiet=True, platform="Reference", temperature=200
-)
-
-
-def small_system(model: Path) -> tuple[Any, openmm.System, np.ndarray]:
-    """A water whose energy is a model's plus springs that keep it whole."""
-    from openmm.app import Element, Topology
-
-    topology = Topology()
-    residue = topology.addResidue("HOH", topology.addChain())
-    atoms = [topology.addAtom(name, Element.getBySymbol(name[0]), residue) for name in ("O", "H1", "H2")]
-    topology.addBond(atoms[0], atoms[1])
-    topology.addBond(atoms[0], atoms[2])
-    positions = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
-    system = create_system(topology, model)
-    springs = openmm.HarmonicBondForce()
-    for k in (1, 2):
-        springs.addBond(0, k, 0.096, 3e5)
-    springs.addBond(1, 2, 0.15, 1e5)
-    system.addForce(springs)
-    return topology, system, positions
-
-
-def killed_runs(kills: int, seed: int, models: list[Path], folder: Path) -> Counter[str]:
-    """Kill runs at random moments, again and again until they are done, and compare with undisturbed ones; counts.
-
-    `models` are exported files. Trajectory, energies and charges must be the same to the last bit.
-    """
-    random = np.random.default_rng(seed)
-    counts: Counter[str] = Counter()
-    undisturbed = []
-    for number, model in enumerate(models):
-        topology, system, positions = small_system(model)
-        options = RUN | {"charges": "q_dim" in load_exported(model).metadata["model"]["config"]}
-        started = time.perf_counter()
-        files = simulation.simulate(
-            topology, system, positions, output=folder / f"undisturbed-{number}", **options
-        ).files
-        undisturbed.append(((topology, system, positions), options, files, time.perf_counter() - started))
-    while counts["kills"] < kills:
-        arguments, options, expected, seconds = undisturbed[counts["runs"] % len(undisturbed)]
-        output = folder / "killed"
-        shutil.rmtree(output, ignore_errors=True)
-        resume = False
-        while True:
-            process = os.fork()
-            if process == 0:
-                simulation.CHECKPOINT_SECONDS = float(random.choice([0, 0.02, 0.1]))
-                status = 1
-                try:
-                    simulation.simulate(*arguments, output=output, resume=resume and output.exists(), **options)
-                    status = 0
-                finally:
-                    os._exit(status)
-            time.sleep(random.uniform(0, seconds))
-            os.kill(process, signal.SIGKILL)
-            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-            resume = True
-            if status == -signal.SIGKILL:
-                counts["kills"] += 1
-                state = runfiles.RunFiles.in_directory(output)
-                counts[
-                    "kills before the first checkpoint" if not state.checkpoint.exists() else "kills during the run"
-                ] += 1
-                continue
-            if status != 0:
-                counts["DEFECT a run that could not be resumed"] += 1
-            break
-        found = runfiles.RunFiles.in_directory(output)
-        same = status == 0 and all(_content(getattr(found, n)) == _content(getattr(expected, n)) for n in _OUTPUTS)
-        counts["runs"] += 1
-        counts["runs equal to the last bit" if same else "DEFECT another trajectory"] += 1
-        leftover = [path.name for path in output.iterdir() if path.name.endswith(".tmp")]
-        counts["half files that a kill left under another name"] += len(leftover)
-    return counts
-
-
-_OUTPUTS = ("trajectory", "energies", "charges", "final", "start")
-
-
-def _content(path: Path) -> bytes | None:
-    """A file without the date in the header of a DCD and in a PDB's remark; None if there is none."""
-    if not path.exists():
-        return None
-    content = path.read_bytes()
-    if path.suffix == ".dcd":
-        return content[:96] + content[runfiles.DCD_HEADER_BYTES :]
-    return b"\n".join(line for line in content.splitlines() if not line.startswith(b"REMARK"))
-
-
-# ------------------------------------------------------------------------------------------------ properties
-
-
-@st.composite
-def models(draw: Any) -> TensorNet:
-    """A small model of any shape, with random weights."""
-    lower = draw(st.sampled_from([0.0, 0.0, 0.5]))
-    shape: dict[str, Any] = dict(
-        embedding_dimension=draw(st.integers(2, 9)),
-        num_layers=draw(st.integers(0, 2)),
-        num_rbf=draw(st.integers(3, 8)),
-        rbf_type=draw(st.sampled_from(["expnorm", "gauss"])),
-        trainable_rbf=draw(st.booleans()),
-        activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
-        cutoff_lower=lower,
-        cutoff_upper=draw(st.sampled_from([2.5, 3.5, 5.0])),
-        max_z=draw(st.integers(10, 40)),
-        group=draw(st.sampled_from(["O(3)", "SO(3)"])),
-        reduce_op=draw(st.sampled_from(["sum", "sum", "mean"])),
-        head_hidden_layers=draw(st.integers(0, 2)),
-    )
-    torch.manual_seed(draw(st.integers(0, 2**31)))
-    if draw(st.booleans()):
-        return TensorNet(TensorNetConfig(**shape)).eval()
-    coulomb = draw(st.booleans())
-    cutoff = draw(st.sampled_from([None, 3.0, 6.0])) if coulomb else None
-    return TensorNet2(
-        TensorNet2Config(**shape, q_dim=draw(st.integers(1, 3)), coulomb=coulomb, coulomb_cutoff=cutoff)
-    ).eval()
-
-
-@st.composite
-def geometries(draw: Any, model: TensorNet) -> dict[str, Any]:
-    """Atoms, positions (nm), a box or None, and where in a System the atoms are."""
-    count = draw(st.integers(1, 7))
-    random = np.random.default_rng(draw(st.integers(0, 2**31)))
-    spread = draw(st.sampled_from([0.11, 0.16, 0.3]))
-    lattice = np.array(list(np.ndindex(2, 2, 2)))[random.permutation(8)[:count]]
-    positions = lattice * spread + random.uniform(-0.02, 0.02, (count, 3)) + random.uniform(-5, 5, 3)
-    several = count > 1 and draw(st.booleans())
-    molecules = np.sort(random.integers(0, 2, count)).tolist() if several else [0] * count
-    molecules = [m - molecules[0] for m in molecules]
-    charges = random.integers(-1, 2, max(molecules) + 1).tolist()
-    numbers = random.integers(1, 10, count).tolist()
-    box = None
-    if max(molecules) == 0 and draw(st.booleans()):
-        coulomb = isinstance(model, TensorNet2) and model.config.coulomb
-        cutoff = max(model.network_cutoff, (model.config.coulomb_cutoff or 12.0) if coulomb else 0.0) / 10
-        edges = 2 * cutoff * random.uniform(1.01, 1.5, 3)
-        box = np.diag(edges)
-        if draw(st.booleans()):
-            box[1, 0], box[2, 0] = random.uniform(-0.5, 0.5, 2) * edges[0]
-            box[2, 1] = random.uniform(-0.5, 0.5) * edges[1]
-    particles = random.permutation(count + 3)[:count].tolist() if draw(st.booleans()) else None
-    return dict(
-        atoms=Atoms.make(numbers, molecules, charges), positions=positions, box=box, particles=particles, random=random
-    )
-
-
-def _evaluate(
-    force: openmm.Force, particles: int, box: np.ndarray | None, positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Energy (kJ/mol), shape (1,), and forces (kJ/mol/nm) on the Reference platform."""
-    system = openmm.System()
-    for _ in range(particles):
-        system.addParticle(1.0)
-    if box is not None:
-        system.setDefaultPeriodicBoxVectors(*(openmm.Vec3(*row) for row in box))
-    system.addForce(force)
-    context = openmm.Context(system, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference"))
-    context.setPositions(positions)
-    state = context.getState(energy=True, forces=True)
-    energy = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
-    return np.array([energy]), state.getForces(asNumpy=True).value_in_unit(unit.kilojoule_per_mole / unit.nanometer)
-
-
-def _agree(found: tuple[Any, Any], reference: tuple[Any, Any], what: str) -> None:
-    pairs = [tuple(torch.as_tensor(np.asarray(v), dtype=torch.float64) for v in pair) for pair in (found, reference)]
-    difference = deviation(pairs[0], pairs[1])
-    # Forces that cancel have no norm to compare with.
-    absolute = float((pairs[0][1] - pairs[1][1]).abs().max())
-    tolerance = TOLERANCES["double"]
-    assert difference.energy <= tolerance.energy, (what, difference)
-    assert difference.force <= tolerance.force or absolute < 1e-4, (what, difference, absolute)
-
-
-def one_potential(data: Any) -> None:
-    """Reference = exported = reloaded = both back ends; symmetries; outside of the domain NaN."""
-    model = data.draw(models())
-    case = data.draw(geometries(model))
-    atoms, x, box, particles, random = (case[k] for k in ("atoms", "positions", "box", "particles", "random"))
-    count = len(x)
-    options = dict(precision="double", periodic=box is not None, particles=particles, kernels="portable")
-    tensors = torch.tensor(x), None if box is None else torch.tensor(box)
-    chosen = choose_coulomb_cutoff(model, box is not None, None)
-    reference = reference_energy_and_forces(copy_double(chosen), atoms, *tensors)
-    total = reference[0].sum().reshape(1), reference[1]
-
-    size = count if particles is None else count + 3
-    places = list(range(count)) if particles is None else particles
-
-    def everywhere(own: np.ndarray) -> np.ndarray:
-        full = random.uniform(-9, 9, (size, 3))
-        full[places] = own
-        return full
-
-    exported = compile_potential(model, atoms, positions=tensors[0], box=tensors[1], **options)
-    arguments = [torch.tensor(everywhere(x))] + ([] if box is None else [tensors[1]])
-    energy, forces = exported.module(*arguments)
-    _agree((energy.reshape(1), forces[places]), total, "exported")
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pt"
-        from openmm_tensornet.export import save
-
-        save(exported, path)
-        common: dict[str, Any] = dict(
-            atomic_numbers=list(atoms.numbers), molecules=list(atoms.molecules), total_charge=list(atoms.charges), atoms=particles,
-            box_vectors=box,
-        )  # fmt: skip
-        made = {backend: force_class(backend)(path, **common) for backend in ("torch", "python")}
-    for backend, force in made.items():
-        evaluated = _evaluate(force, size, box, everywhere(x))
-        _agree((evaluated[0], evaluated[1][places]), total, backend)
-        others = np.delete(evaluated[1], places, axis=0)
-        assert (others == 0).all(), "a force on an atom that is none of the force's"
-
-    def module(own: np.ndarray, lattice: np.ndarray | None = box) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = [torch.tensor(everywhere(own))] + ([] if lattice is None else [torch.tensor(lattice)])
-        energy, forces = exported.module(*inputs)
-        return energy.reshape(1), forces[places]
-
-    if box is None:
-        turn, _ = np.linalg.qr(random.normal(size=(3, 3)))
-        if np.linalg.det(turn) < 0 and model.config.group == "SO(3)":
-            turn[0] *= -1
-        energy, forces = module(x @ turn.T + random.uniform(-3, 3, 3))
-        _agree((energy, forces @ torch.tensor(turn)), total, "rotation and translation")
-    else:
-        _agree(
-            module(x + random.integers(-3, 4, (count, 3)) @ box + random.uniform(-3, 3, 3)),
-            total,
-            "lattice translation",
-        )
-    order = np.arange(count)
-    labels = list(zip(atoms.numbers, atoms.molecules, strict=True))
-    for label in set(labels):
-        like = [k for k in range(count) if labels[k] == label]
-        order[like] = random.permutation(like)
-    energy, forces = module(x[order])
-    back = np.argsort(order)
-    _agree((energy, forces[back]), total, "permutation of like atoms")
-
-    # Outside of the domain
-    broken = x.copy()
-    broken[random.integers(count), random.integers(3)] = random.choice([np.nan, np.inf, -np.inf])
-    _all_nan(module(broken), "a coordinate that is no number")
-    same = [(i, j) for i in range(count) for j in range(i) if atoms.molecules[i] == atoms.molecules[j]]
-    if same:
-        i, j = same[random.integers(len(same))]
-        near = x.copy()
-        near[i] = near[j]
-        _all_nan(module(near), "two atoms in one place")
-    if box is not None:
-        small = box.copy()
-        k = random.integers(3)
-        small[:, k] *= random.uniform(0.01, 0.999) * 2 * exported.metadata["cutoff_nm"] / box[k, k]
-        _all_nan(module(x, small), "a box below twice the cutoff")
-
-
-def _all_nan(found: tuple[torch.Tensor, torch.Tensor], what: str) -> None:
-    assert bool(found[0].isnan().all()) and bool(found[1].isnan().all()), (what, found)
-
-
-def one_list(data: Any) -> None:
-    """Every list has all pairs, or says that it has not."""
-    random = np.random.default_rng(data.draw(st.integers(0, 2**31)))
-    count = data.draw(st.integers(2, 120))
-    cutoff = float(random.uniform(0.3, 0.6))
-    box = None
-    edges = random.uniform(2.01, 4.5, 3) * cutoff
-    if data.draw(st.booleans()):
-        box = torch.diag(torch.tensor(edges))
-        if data.draw(st.booleans()):
-            box[1, 0], box[2, 0] = (float(v) for v in random.uniform(-0.5, 0.5, 2) * edges[0])
-            box[2, 1] = float(random.uniform(-0.5, 0.5) * edges[1])
-    x = torch.tensor(
-        random.uniform(0, 1, (count, 3)) * edges * random.choice([0.3, 1.0, 3.0]) + random.uniform(-9, 9, 3)
-    )
-    molecules = torch.tensor(random.integers(0, random.integers(1, 4), count))
-    listed = find_pairs(x, molecules, cutoff, box).edge_index
-    pairs = {tuple(pair) for pair in listed.T.tolist() if pair[0] < pair[1]}
-    capacity = max(1, len(pairs) + int(random.integers(-3, 4)))
-    finders: list[Any] = []
-    if bool((torch.bincount(molecules) > 1).any()):
-        finders.append(SelectedPairs(molecules, box is not None, cutoff, capacity))
-    cells = tuple(int(v) for v in np.maximum(3, random.integers(3, 6, 3)))
-    finders.append(CellPairs(molecules, box is not None, cutoff, capacity, Grid(cells, int(random.integers(2, 80)))))  # type: ignore[arg-type]
-    from openmm_tensornet.kernels.definitions import geometry
-    from openmm_tensornet.kernels.functions import FusedPairs
-    from openmm_tensornet.kernels.operators import available
-
-    lattice = torch.zeros(0, 3, dtype=torch.float64) if box is None else box
-    if available():
-        finders.append(FusedPairs(molecules, box is not None, cutoff, capacity))
-    for finder in finders:
-        index, vector, overflow = finder(x, box)
-        assert index.shape[1] == capacity
-        if bool(overflow):
-            continue
-        fused = isinstance(finder, FusedPairs)  # whose vectors come with the operator that follows
-        distance = geometry(x, lattice, index, index, 2 * cutoff, False)[0] if fused else vector.norm(dim=1)
-        near = (distance < cutoff).tolist()
-        found = [tuple(sorted(p)) for p, within in zip(index.T.tolist(), near, strict=True) if within]
-        assert len(found) == len(set(found)), (type(finder), "a pair twice")
-        assert set(found) == pairs, (type(finder), "pairs missing without a word", pairs ^ set(found))
-        assert len(pairs) <= capacity
-
-
-PROPERTIES: dict[str, Callable[[Any], None]] = {"potentials": one_potential, "lists of pairs": one_list}
-
-
-def check_property(name: str, examples: int, seed: int) -> None:
-    """Try a property on so many examples; AssertionError with the first one that fails (a smaller one would take minutes to find)."""
-
-    @with_seed(seed)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(st.data())
-    def run(data: Any) -> None:
-        PROPERTIES[name](data)
-
-    run()
-
-
-def properties(minutes: float, seed: int) -> Counter[str]:
-    """Try all properties for some time; counts of examples."""
-    counts: Counter[str] = Counter()
-    end = time.monotonic() + 60 * minutes
-    batches = {"potentials": 5, "lists of pairs": 50}
-    while time.monotonic() < end:
-        for name, examples in batches.items():
-            try:
-                check_property(name, examples, seed)
-                counts[f"examples of {name}"] += examples
-            except Exception as error:
-                print(f"seed {seed}: {name}: {error}", flush=True)
-                counts[f"DEFECT {name}"] += 1
-        seed += 1
-    return counts
 
 
 # --------------------------------------------------------------------------------------------------- program
@@ -779,7 +616,9 @@ def main() -> int:
     """Run the parts, those that fork beside the properties."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=10_000, help="mutated files (default: 10000)")
+    parser.add_argument("--runs", type=int, default=10_000, help="mutated checkpoints of runs (default: 10000)")
     parser.add_argument("--kills", type=int, default=60, help="kills (default: 60)")
+    parser.add_argument("--pairs", type=int, default=50, help="times that two runs share a directory (default: 50)")
     parser.add_argument("--minutes", type=float, default=25, help="for the properties (default: 25)")
     parser.add_argument("--seed", type=int, default=None, help="first seed (default: from the clock, and printed)")
     parser.add_argument("--part", choices=("faults", "properties"), help="one of the two alone")
@@ -787,9 +626,10 @@ def main() -> int:
     seed = int(time.time()) if options.seed is None else options.seed
     if options.part is None:
         print(f"first seed {seed}", flush=True)
-        common = ["--files", options.files, "--kills", options.kills, "--minutes", options.minutes, "--seed", seed]
+        names = ("files", "runs", "kills", "pairs", "minutes")
+        common = [f"--{name}={getattr(options, name)}" for name in names]
         parts = [
-            subprocess.Popen([sys.executable, __file__, "--part", part, *map(str, common)])
+            subprocess.Popen([sys.executable, __file__, "--part", part, "--seed", str(seed), *common])
             for part in ("faults", "properties")
         ]
         return max(part.wait() for part in parts)
@@ -799,10 +639,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.part == "properties":
-            counts += properties(options.minutes, seed)
+            counts += soak_properties.properties(options.minutes, seed)
         else:
             counts += mutated_files(options.files, seed, checkpoints(), folder / "files")
-            counts += killed_runs(options.kills, seed, exported_models(folder / "models"), folder)
+            counts += mutated_files(options.runs, seed, [], folder / "runs")
+            models = exported_models(folder / "models")
+            counts += soak_runs.killed_runs(options.kills, seed, models, folder)
+            counts += soak_runs.pairs_of_runs(options.pairs, seed, models[0], folder)
     print(f"\n{options.part}, {(time.monotonic() - started) / 60:.1f} minutes:")
     for outcome, count in sorted(counts.items()):
         print(f"{count:8,}  {outcome}")

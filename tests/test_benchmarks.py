@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import measure, report, run
+from benchmarks import launches, measure, report, run
 from benchmarks.systems import CASES, ROOT, load, parse_xyz
 from openmm_tensornet import load_model
 from openmm_tensornet.registry import find_model
@@ -250,3 +250,10 @@ def test_run_from_end_to_end(tmp_path, capsys, monkeypatch):
     operators = {operator["name"]: operator for operator in results["breakdown"]["operators"]}
     assert sum(operator["share"] for operator in operators.values()) == pytest.approx(1)
     assert operators["linear"]["operations"] == pytest.approx(work_of_products(load_model(model), 22), rel=0.01)
+
+
+def test_launches():
+    """Those of fused kernels are fewer, and counted too."""
+    pytest.importorskip("numba", reason="numba, without which nothing is fused, is not installed")
+    portable, fused = (launches.launches("alanine-dipeptide-gfn2", kernels, 5) for kernels in ("portable", "fused"))
+    assert portable[0] == portable[1] > 2 * fused[0] and fused[0] >= fused[1] > 20

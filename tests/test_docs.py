@@ -105,6 +105,17 @@ def test_files_that_a_page_names_exist(page):
     assert not [path for path in named if not path.exists()]
 
 
+def test_each_promise_about_security_names_a_test():
+    """In its row of the table, or its paragraph; the tests are there."""
+    _, rows, *paragraphs = PAGES["security.md"].split("\n\n")[1:]
+    for promise in rows.splitlines()[2:] + paragraphs:
+        named = re.findall(r"`(test_\w+)`(?: in `(tests/\w+\.py)`)?", promise)
+        assert named, promise
+        for test, file in named:
+            source = (ROOT / (file or "tests/test_security.py")).read_text(encoding="utf-8")
+            assert f"\ndef {test}(" in source, test
+
+
 def test_figures_are_what_their_script_draws(tmp_path):
     """Their texts, since versions of matplotlib write the same picture differently."""
     if find_spec("matplotlib") is None:

@@ -418,6 +418,29 @@ def test_a_custom_operator_counts_what_it_declares(library, way, launches):
 
 
 @pytest.mark.parametrize("way", [eager, scripted, traced], ids=lambda way: way.__name__)
+def test_inside_of_a_custom_operator(library, way):
+    """PyTorch's operators that it calls count, and keep to the same rules."""
+
+    def two_and_one(x: Tensor) -> int:
+        assert x.is_cuda
+        x.cos().sin()
+        return 1
+
+    declare_launches("openmm_tensornet_test::declared", 2, two_and_one)
+    result = check_graph_safety(way(Declared()), positions())
+    assert result.kernels == result.counted == 2 * 3 + 1
+    declare_launches("openmm_tensornet_test::declared", 5, two_and_one)
+    result = check_graph_safety(way(Declared()), positions())
+    assert (result.kernels, result.counted) == (2 * 5 + 1, 2 * 3 + 1)
+    declare_launches("openmm_tensornet_test::declared", 5, lambda x: int(x.sum()))
+    with pytest.raises(GraphSafetyError, match=r"declared\.default: inside of it, .*item.*copies a value to the host"):
+        check_graph_safety(way(Declared()), positions())
+    declare_launches("openmm_tensornet_test::declared", 5, lambda x: int((x * torch.zeros(3)).dim()))
+    with pytest.raises(GraphSafetyError, match=r"inside of it, .*a tensor lives on the host"):
+        check_graph_safety(way(Declared()), positions())
+
+
+@pytest.mark.parametrize("way", [eager, scripted, traced], ids=lambda way: way.__name__)
 def test_a_custom_operator_must_declare_its_launches(library, way):
     with pytest.raises(
         GraphSafetyError, match=r"openmm_tensornet_test\.undeclared\.default: it does not declare its launches; see .*"

@@ -41,10 +41,17 @@ ORDER = (
     "kernels.cpu_charges",
     "kernels.cpu_program",
     "kernels.cuda_steps",
+    "kernels.cuda_atoms",
+    "kernels.cuda_charges",
+    "kernels.cuda_coulomb",
+    "kernels.cuda_pairs",
+    "kernels.cuda_perceptron",
+    "kernels.cuda_sums",
     "kernels.cuda",
     "kernels.operators",
     "kernels.lowering",
     "kernels.functions",
+    "kernels.gpu_functions",
     "testing",
     "program",
     "potential",
@@ -71,8 +78,9 @@ ORDER = (
     "__main__",
 )
 SUBPACKAGES = ("kernels",)
-# Not installed everywhere, or slow to import.
+# Not installed everywhere (fcntl is missing on Windows), or slow to import.
 OPTIONAL = (
+    "fcntl",
     "openmmtorch",
     "mdtraj",
     "openmmml",

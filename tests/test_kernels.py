@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from openmm_tensornet.kernels import definitions, functions, operators
+from openmm_tensornet import graphsafety
+from openmm_tensornet.flatten import flatten
+from openmm_tensornet.graphsafety import check_graph_safety
+from openmm_tensornet.kernels import definitions, functions, gpu_functions, operators
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
 from openmm_tensornet.kernels import cpu_matmul
@@ -25,9 +29,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MANY = 140 if INTERPRETED else 400  # atoms, more than a block compares at a time
 SIZES = [(a, f) for a in ATOMS for f in CHANNELS] + [(3, 256), (100, 20)]
 if INTERPRETED:
-    from openmm_tensornet.kernels import cuda
+    from openmm_tensornet.kernels import cuda_steps
 
-    cuda.NEIGHBORS = 4  # several rounds for few atoms
+    cuda_steps.NEIGHBORS = 4  # several rounds for few atoms
     SIZES = [(1, 16), (2, 16), (3, 20), (11, 40)]
     operators.RUNNERS["CPU"] = operators.RUNNERS["CUDA"]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -61,6 +65,8 @@ class Case:
         self.charge_table = torch.cat((self.table[:, :, :f], self.table[:, :, -1:]), dim=2)
         self.weight_in, self.weight_out = 0.3 * self.random(f, f + 4), 0.3 * self.random(f + 4, 3 * f)
         self.molecule, self.charge = torch.arange(atoms) % blocks, self.random(blocks)
+        self.directed = self.random(atoms + 2 * self.pairs.shape[1], 3 * f)
+        self.last3, self.bias_in = self.random(3 * f, 1), self.random(f + 4)
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
@@ -68,6 +74,8 @@ class Case:
     def arguments(self, name: str) -> tuple:
         pairs, table = (self.distance, self.unit, self.pairs, self.by_atom), (self.table, CUTOFF)
         message = (self.distance, self.pairs, self.by_atom, self.self_weights, *table, self.y)
+        own = torch.cat((self.weight, self.bias[:1]))
+        listed = (self.distance, self.pairs, self.by_atom, self.charge_table, CUTOFF, own)
         single = self.dtype == torch.float32
         return {
             "geometry": (self.positions, NO_BOX, self.pairs, self.by_atom, 1.0, single),
@@ -77,6 +85,13 @@ class Case:
             "norm_features": (self.x, self.weight, self.bias),
             "part_features": (self.x, 0.7, True, self.weight3, self.bias3),
             "charge_message": self.charge_message(),
+            "pair_terms": (*listed, torch.cat((self.receiver, self.sender), dim=1)),
+            "directed_message": (*listed, self.directed, self.y),
+            "perceptron": (
+                self.h,
+                [self.weight_in, self.bias_in, self.weight_out, self.bias3, self.last3, self.bias[:1]],
+            ),
+            "coulomb": (self.distance, self.pairs, self.by_atom, self.h, self.weight, 10.0, 6.0),
             "equilibrate": (self.gates[:, : 2 * (self.gates.shape[1] // 2)].contiguous(), self.molecule, self.charge),
             "normalize": (self.x,),
             "gate": (self.x, self.gates, True, True),
@@ -97,10 +112,10 @@ class Case:
 MOVING = {
     "geometry": (0,), "embed": (0, 1), "interact": (0, 6), "block_message": (0, 1, 2), "charge_message": (0, 5, 10),
     "equilibrate": (0,), "norm_features": (0,), "part_features": (0,), "normalize": (0,), "gate": (0, 1), "product": (0, 1),
-    "plus_square": (0, 1), "head": (0,),
+    "plus_square": (0, 1), "head": (0,), "pair_terms": (0, 6), "directed_message": (0, 6, 7), "perceptron": (0,), "coulomb": (0, 3),
 }  # fmt: skip
-# The program for GPUs has other operators in the place of these.
-FOR_CPUS = {"charge_message"}
+# The program for GPUs has others in the place of those, which run as their definitions on a CPU.
+FOR_CPUS, FOR_GPUS = {"charge_message"}, {"pair_terms", "directed_message", "perceptron", "coulomb"}
 
 
 def charge_message(*arguments) -> torch.Tensor:
@@ -117,9 +132,11 @@ FUNCTIONS = {
     "part_features": functions._PartFeatures.apply, "gate": functions._Gate.apply, "head": functions._Head.apply,
     "normalize": functions._Normalize.apply, "product": functions._Product.apply, "plus_square": functions._PlusSquare.apply,
     "charge_message": charge_message, "equilibrate": functions._Equilibrate.apply,
+    "pair_terms": lambda *a: gpu_functions._PairTerms.apply(*a)[0], "directed_message": gpu_functions._DirectedMessage.apply,
+    "perceptron": lambda h, affine: gpu_functions._Perceptron.apply(h, *affine), "coulomb": gpu_functions._Coulomb.apply,
 }  # fmt: skip
 # Of several results, the one that has a derivative.
-RESULT = {"norm_features": 1, "embed": 0, "interact": 0}
+RESULT = {"norm_features": 1, "embed": 0, "interact": 0, "pair_terms": 1, "perceptron": 0}
 
 
 def values_and_gradients(function, arguments: tuple, moving: tuple[int, ...], seeds=None):
@@ -446,8 +463,33 @@ def test_every_operator_has_a_kernel_and_a_definition():
         "run",
     }
     assert set(MOVING) <= names <= {*MOVING, *(f"{n}_backward" for n in MOVING)}
-    assert names < set(Kernel.__members__)
+    own = {n for n in names if n.removesuffix("_backward") in FOR_GPUS}
+    assert names - own < set(Kernel.__members__) and not own.intersection(Kernel.__members__)
+    assert all(hasattr(definitions, n) for n in own)
     cuda = pytest.importorskip("openmm_tensornet.kernels.cuda", reason="triton is not installed")
     assert all(hasattr(cuda, n) for n in names if n.removesuffix("_backward") not in FOR_CPUS)
     assert all(hasattr(definitions, n) for n in MOVING)
     assert operators.available()
+
+
+@pytest.mark.parametrize("name", sorted(set(MOVING) - FOR_CPUS))
+def test_declared_launches(name):
+    """As many as are counted inside an operator and inside that of its derivative, on a GPU that is not there."""
+    pytest.importorskip("triton", reason="triton, which launches them, is not installed")
+    arguments, structure = tree_flatten(Case(4, 16, torch.float32).arguments(name))
+    places = [k for k, a in enumerate(arguments) if torch.is_tensor(a)]
+
+    class Differentiated(torch.nn.Module):
+        def forward(self, *tensors):
+            given = dict(zip(places, tensors, strict=True))
+            all_of_them = tree_unflatten([given.get(k, a) for k, a in enumerate(arguments)], structure)
+            moving = [all_of_them[k].requires_grad_(True) for k in MOVING[name]]
+            results = fused(name)(*all_of_them)
+            results = results if isinstance(results, tuple) else (results,)
+            return torch.autograd.grad(results, moving, [torch.ones_like(r) for r in results])
+
+    inputs = tuple(arguments[k] for k in places)
+    found = check_graph_safety(flatten(Differentiated(), inputs), *inputs)
+    names = [operator.rpartition(".")[0].replace(".", "::") for operator in found.operators.elements()]
+    assert sum(n.startswith(operators.NAMESPACE) for n in names) == 2
+    assert found.kernels == found.counted == sum(graphsafety._LAUNCHES.get(n, 1) for n in names)

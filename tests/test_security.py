@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import stat
+import sys
 import warnings
 import zipfile
 
@@ -16,11 +17,13 @@ from openmm import app
 
 from openmm_tensornet import files, runfiles, signature
 from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_torchscript, load_exported, read_metadata
+from openmm_tensornet.export import export_potential, load_exported, read_metadata
 from openmm_tensornet.files import open_own, replace_file
+from openmm_tensornet.force import TensorNetForce
 from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
-from openmm_tensornet.scriptcode import check_operators
+from openmm_tensornet.priors import ZBL, Atomref
 from openmm_tensornet.simulation import simulate
+from openmm_tensornet.specification import Specification, key_of, with_texts
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm
 
@@ -201,6 +204,45 @@ def test_a_checkpoint_of_a_run_holds_numbers_only(tmp_path, monkeypatch, change)
     assert not os.path.exists("it-ran")
 
 
+def test_a_member_that_declares_more_than_there_is(tmp_path):
+    """Refused before Python gets memory for it."""
+    made = run(tmp_path / "run").checkpoint
+    data = bytearray(made.read_bytes())
+    at = data.index(b"PK\1\2") + 20
+    data[at : at + 4] = (1 << 31).to_bytes(4, "little")
+    made.write_bytes(data)
+    with pytest.raises(ValueError, match="a member is longer than the archive"):
+        runfiles.Checkpoint.read(made, 3)
+
+
+# ------------------------------------------------------------------------------------------------- XML of Systems
+
+
+@pytest.mark.skipif(not hasattr(openmm, "PythonForce"), reason="PythonForce needs OpenMM 8.5 or newer")
+def test_xml_of_a_pythonforce_can_run_code(tmp_path, monkeypatch):
+    """What the documentation warns of, which is OpenMM's way and not ours to change."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception):  # noqa: B017  OpenMM calls what was unpickled
+        openmm.XmlSerializer.deserialize(FORCE)
+    assert os.path.exists("it-ran")
+
+
+def test_xml_of_a_torchforce_can_run_code(tmp_path):
+    torchforce = pytest.importorskip("openmmtorch", reason="openmmtorch is not installed")
+    other, system = tmp_path / "thesis", openmm.System()
+    other.write_text("mine")
+    system.addParticle(1.0)
+    force = torchforce.TorchForce(torch.jit.script(AtEvaluation(str(other), "")))
+    force.setOutputsForces(True)
+    system.addForce(force)
+    read = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(read, openmm.VerletIntegrator(0.001), platform)
+    context.setPositions([[0, 0, 0]])
+    context.getState(energy=True)
+    assert other.read_text() == "XXXX"
+
+
 # ----------------------------------------------------------------------------------------------- one writer, no links
 
 
@@ -217,6 +259,20 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
     assert [row.split(",")[0] for row in made.energies.read_text().splitlines()[1:]] == [
         str(5 * k) for k in range(1, 21)
     ]
+
+
+def test_a_system_without_locks_is_said_to_have_none(tmp_path, monkeypatch):
+    """Windows, which has neither fcntl nor the flags that refuse links, nor user numbers."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setattr(files, "NO_LINKS", 0)
+    monkeypatch.delattr(os, "geteuid")
+    with pytest.warns(UserWarning, match=r"\.lock: cannot be locked .*; start no second run there"):
+        made = run(tmp_path / "run")
+    with zipfile.ZipFile(made.checkpoint) as archive:
+        assert "context.bin" not in archive.namelist()
+    (tmp_path / "link").symlink_to(made.energies)
+    with pytest.raises(ValueError, match="received a link"):
+        open_own(tmp_path / "link", "a")
 
 
 def test_a_run_that_went_on_meanwhile_is_not_overwritten(tmp_path):
@@ -303,110 +359,145 @@ class AtReading(AtEvaluation):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, model_path):
-    path = tmp_path_factory.mktemp("exported") / "good.pt"
-    export_torchscript(load_model(model_path("variants/zero-layers")), path, atomic_numbers=[8, 1, 1])
-    return path
-
-
-def rewritten(source, path, change):
-    """An archive as PyTorch writes it, with a change of the list of members."""
-    with zipfile.ZipFile(source) as archive:
-        members = [(name, archive.read(name)) for name in archive.namelist()]
-    with zipfile.ZipFile(path, "w") as new, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a name that is there twice
-        for name, content in change(members):
-            new.writestr(zipfile.ZipInfo(name), content)
+    path = tmp_path_factory.mktemp("exported") / "good.safetensors"
+    export_potential(load_model(model_path("variants/zero-layers")), path, atomic_numbers=[8, 1, 1])
     return path
 
 
 @pytest.mark.parametrize("ending", [".py", ".PY", ".Py"])
 @pytest.mark.parametrize("kind", [AtEvaluation, AtReading])
-def test_code_that_the_exporter_does_not_write_never_runs(tmp_path, exported, kind, ending):
+def test_torchscript_never_runs(tmp_path, exported, kind, ending):
+    """Whatever its members are called."""
     other, buffer = tmp_path / "thesis", io.BytesIO()
     other.write_text("mine")
     metadata = json.dumps(read_metadata(exported))
     torch.jit.save(torch.jit.script(kind(str(other), metadata)), buffer, _extra_files={"metadata.json": metadata})
-
-    # Under the names of the exporter's own classes
-    def change(members):
-        for name, content in members:
-            if name.endswith((".py", ".pkl")):
-                content = content.replace(b"test_security", b"openmm_tensornet.export")
-            yield (
-                name.replace("__torch__/test_security", "__torch__/openmm_tensornet/export").replace(".py", ending),
-                content,
-            )
-
-    path = rewritten(buffer, tmp_path / "bad.pt", change)
-    with pytest.raises(ValueError, match=r"bad\.pt: expected an exported TensorNet file") as caught:
-        load_exported(path)
+    path = tmp_path / "bad.pt"
+    with zipfile.ZipFile(buffer) as archive, zipfile.ZipFile(path, "w") as new:
+        for name in archive.namelist():
+            new.writestr(zipfile.ZipInfo(name.replace(".py", ending)), archive.read(name))
+    with pytest.raises(ValueError, match="received TorchScript .*, which is a program and could do anything") as caught:
+        TensorNetForce(path, atomic_numbers=[8, 1, 1])
     assert "\n" not in str(caught.value)
     assert other.read_text() == "mine"
 
 
-def twice(members):
-    return [*members, *((name, b"") for name, _ in members if name.endswith("data.pkl"))]
+def parts(path):
+    """The header of a safetensors file, as JSON, and the rest."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), content[end:]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda m: [(n.replace(".py", ".PY"), c) for n, c in m], id="case of an ending"),
-        pytest.param(lambda m: [(n.replace("code", "CODE"), c) for n, c in m], id="case of a folder"),
-        pytest.param(lambda m: [(n.replace("code", "c\u043ede"), c) for n, c in m], id="a look-alike"),
-        pytest.param(lambda m: [(n.replace("/data.pkl", "/./data.pkl"), c) for n, c in m], id="another way to a name"),
-        pytest.param(lambda m: [*m, *((n.replace("archive", "other"), c) for n, c in m)], id="two top folders"),
-        pytest.param(
-            lambda m: [*m, *((n.replace("archive", "Archive"), c) for n, c in m)], id="a top folder in other case"
-        ),
-        pytest.param(twice, id="a name twice"),
-        pytest.param(lambda m: [*m, ("archive/code/__torch__/evil.py", b"")], id="a class that is not ours"),
-        pytest.param(lambda m: [*m, ("archive/nested.zip", b"PK\5\6" + bytes(18))], id="a nested archive"),
-        pytest.param(lambda m: [*m, ("archive/data/1000/", b"")], id="a folder"),
-    ],
-)
-def test_an_exported_file_has_the_members_of_the_exporter_and_no_others(tmp_path, exported, change):
-    assert load_exported(rewritten(exported, tmp_path / "same.pt", lambda m: m)).metadata == read_metadata(exported)
-    path = rewritten(exported, tmp_path / "bad.pt", change)
-    with pytest.raises(ValueError, match=r"bad\.pt: expected (an exported TensorNet file|a file written by)") as caught:
+def write(path, header, data):
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def sign(path):
+    """Put the checksum right, as an attacker would."""
+    header, data = parts(path)
+    specification = header["__metadata__"]
+    content = Specification.unpack(with_texts(path.read_bytes(), {"specification": specification["specification"]})).pack()
+    header["__metadata__"]["metadata"] = json.dumps(json.loads(specification["metadata"]) | {"key": key_of(content)})
+    return write(path, header, data)
+
+
+def said(name, value):
+    """A change of what the specification says, at a dotted path."""
+
+    def change(header, data):
+        described = json.loads(header["__metadata__"]["specification"])
+        *inner, last = name.split(".")
+        at = described
+        for key in inner:
+            at = at[int(key)] if isinstance(at, list) else at[key]
+        at[int(last) if isinstance(at, list) else last] = value
+        header["__metadata__"]["specification"] = json.dumps(described)
+        return header, data
+
+    return change
+
+
+def placed(field, value):
+    """A change of where the header says that a tensor lies."""
+
+    def change(header, data):
+        header["mean"][field] = value
+        return header, data
+
+    return change
+
+
+CHANGES = {
+    "a wrong bit": lambda header, data: (header, data[:100] + bytes([data[100] ^ 1]) + data[101:]),
+    "truncated": lambda header, data: (header, data[:-1]),
+    "longer": lambda header, data: (header, data + b"0"),
+    "a weight missing": lambda header, data: ({k: v for k, v in header.items() if k != "mean"}, data),
+    "offsets beyond the file": placed("data_offsets", [0, 1 << 40]),
+    "negative offsets": placed("data_offsets", [-8, -4]),
+    "overlapping offsets": placed("data_offsets", [0, 4]),
+    "a shape of 2^62": placed("shape", [1 << 62]),
+    "another dtype": placed("dtype", "I32"),
+    "an unknown dtype": placed("dtype", "object"),
+    "more channels": said("config.embedding_dimension", 1 << 40),
+    "more layers": said("config.num_layers", 1 << 40),
+    "an unknown option": said("config.hook", "os.system"),
+    "another class": said("model", "Module"),
+    "a huge list": said("rooms.0.0.capacity", 1 << 60),
+    "a huge grid": said("rooms.0.0.grid", {"cells": [1 << 20] * 3, "room": 1 << 20}),
+    "another finder": said("rooms.0.0.finder", "os"),
+    "a table of 2^40 intervals": said("intervals", 1 << 40),
+    "an element beyond the network": said("atoms.numbers", [8, 1, 1000]),
+    "a negative element": said("atoms.numbers", [8, 1, -1]),
+    "a molecule too many": said("atoms.molecules", [0, 0, 1 << 40]),
+    "units of nothing": said("units.nm_per_length", 0),
+    "a text for a number": said("units.kj_per_mol_per_energy", "1e400"),
+    "a prior that is none": said("priors", [["Prior", {}]]),
+    "a prior of all memory": said("priors", [["Atomref", {"max_z": 1 << 40, "enable": True}]]),
+    "kernels that are none": said("kernels", "__import__"),
+    "deep JSON": lambda header, data: (
+        {**header, "__metadata__": header["__metadata__"] | {"specification": "[" * 200_000}},
+        data,
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_exported_file_is_data(tmp_path, exported, change):
+    """What is damaged or says what cannot be is refused in one line."""
+    path = write(tmp_path / "bad.safetensors", *change(*parts(exported)))
+    try:
+        sign(path)
+    except ValueError:
+        pass  # what cannot be read cannot be signed
+    with pytest.raises(ValueError, match=r"bad\.safetensors: expected an exported TensorNet file") as caught:
         load_exported(path)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["before", "behind", "comment"])
-def test_one_archive_in_a_file(tmp_path, exported, place):
-    data, path = exported.read_bytes(), tmp_path / "bad.pt"
-    if place == "comment":
-        path.write_bytes(data)
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.comment = data[:1000]
-    else:
-        path.write_bytes(data + data if place == "before" else data + data[:100])
-    with pytest.raises(ValueError, match=r"something before or behind|something behind the archive"):
+def test_an_exported_file_with_other_weights_is_what_it_says(tmp_path, exported):
+    """Somebody's own weights are sound; without the checksum they are damage."""
+    header, data = parts(exported)
+    begin, end = header["mean"]["data_offsets"]
+    path = write(tmp_path / "other.safetensors", header, data[:begin] + np.float32(1).tobytes() + data[end:])
+    with pytest.raises(ValueError, match="its checksum is wrong"):
         load_exported(path)
+    x = torch.tensor(WATER)
+    moved = load_exported(sign(path)).module(x)[0] - load_exported(exported).module(x)[0]
+    assert float(moved) == pytest.approx(96.485, rel=1e-4)  # an eV
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("kernels", ["portable", "fused"])
 def test_no_sound_model_is_refused(activation, kernels, tmp_path):
-    """Every activation and prior that a model may have passes the check of operators."""
+    """Every activation that a model may have; the numbers are the same again."""
     config = TensorNetConfig(embedding_dimension=4, num_layers=1, num_rbf=4, max_z=10, activation=activation)
-    export_torchscript(TensorNet(config), tmp_path / "exported.pt", atomic_numbers=[8, 1, 1], kernels=kernels)
-    load_exported(tmp_path / "exported.pt")
+    path, x = tmp_path / "exported.safetensors", torch.tensor(WATER)
+    model = TensorNet(config, [Atomref(10), ZBL(3.0, list(range(10)), 1e-10, 1.6e-19)])
+    export_potential(model, path, atomic_numbers=[8, 1, 1], kernels=kernels)
+    energy, forces = TensorNetForce(model, atomic_numbers=[8, 1, 1], kernels=kernels).getModule()(x)
+    again = load_exported(path).module(x)
+    assert torch.equal(energy, again[0]) and torch.equal(forces, again[1])
 
-
-class ReadsAFile(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.from_file("/etc/hostname", size=1, dtype=torch.uint8)
-
-
-class Prints(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        print(x)
-        return x
-
-
-@pytest.mark.parametrize(("module", "operator"), [(ReadsAFile, "aten::from_file"), (Prints, "prim::Print")])
-def test_operators_that_do_more_than_compute_are_refused(module, operator):
-    with pytest.raises(ValueError, match=rf"its code has the operator {operator}, which no exported file has"):
-        check_operators(torch.jit.script(module()))

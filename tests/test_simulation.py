@@ -986,10 +986,10 @@ def test_a_temperature_that_runs_away(alanine, tmp_path, monkeypatch, platform):
 def test_temperatures_that_fluctuations_do_not_reach(dof, highest):
     from scipy.stats import chi2
 
-    sentinels = simulation.Sentinels(1000.0, dof, None, [])
+    sentinels = simulation.Sentinels(1000.0, dof, None, [], [])
     assert sentinels.highest_temperature == pytest.approx(highest, rel=0.01)
     assert chi2.sf(dof * sentinels.highest_temperature / 1000, dof) < np.exp(-simulation.IMPROBABILITY)
-    assert simulation.Sentinels(10.0, 6000, None, []).highest_temperature == 310
+    assert simulation.Sentinels(10.0, 6000, None, [], []).highest_temperature == 310
 
 
 @pytest.mark.parametrize("periodic", [False, True])

@@ -41,7 +41,6 @@ def test_interpreted():
 # is spilled to memory, which shows as a stack.
 SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 COMPILE = r"""
-import inspect
 import re
 import subprocess
 import sys
@@ -60,7 +59,7 @@ from openmm_tensornet.kernels import cuda, operators
 CAPABILITY, SHARED, FILE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int64: "*i64"}
-compiled = set()
+compiled, too_large = set(), {}
 
 
 def launch(kernel, *args, grid, warmup, **options):
@@ -73,8 +72,8 @@ def launch(kernel, *args, grid, warmup, **options):
     made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", CAPABILITY, 32))
     FILE.write_bytes(made.asm["cubin"])
     used = subprocess.run([READER, "-res-usage", FILE], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"STACK:(\d+)", used) == ["0"], (kernel.__name__, dtype, used)
-    assert made.metadata.shared <= SHARED, (kernel.__name__, dtype, made.metadata.shared)
+    fits = re.findall(r"STACK:(\d+)", used) == ["0"] and made.metadata.shared <= SHARED
+    too_large.update({} if fits else {(kernel.__name__, dtype): (made.metadata.shared, used)})
     compiled.add(kernel.__name__)
 
 
@@ -91,8 +90,11 @@ for dtype in map(torch.__dict__.get, sys.argv[4:]):
     torch.ops.openmm_tensornet.geometry(positions, box, *rest)
     for x in (positions, positions.float()):
         torch.ops.openmm_tensornet.near_pairs(x, box.to(x.dtype), torch.zeros(23, dtype=torch.long), 0.5, 100)
-launched = {name for name in re.findall(r"(\w+)\[[^\]]*\]\(", inspect.getsource(cuda)) if isinstance(vars(cuda).get(name), JITFunction)}
-assert compiled == launched, compiled ^ launched
+modules = [m for name, m in sys.modules.items() if name.startswith("openmm_tensornet.kernels.cuda")]
+functions = {name: f for m in modules for name, f in vars(m).items() if isinstance(f, JITFunction)}
+called = {name for f in functions.values() for name in re.findall(r"(\w+)\(", f.src.partition(":\n")[2])}
+assert compiled == functions.keys() - called, compiled ^ (functions.keys() - called)
+assert not too_large, too_large
 print(len(compiled))
 """
 
@@ -110,4 +112,4 @@ def test_compiled_for_gpus(capability, dtypes, tmp_path):
     arguments = [str(capability), str(SHARED_MEMORY[capability]), str(tmp_path / "kernel.cubin"), *dtypes]
     done = run(["-c", COMPILE, *arguments], TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > 20
+    assert int(done.stdout) > 30

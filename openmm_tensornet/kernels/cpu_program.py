@@ -17,7 +17,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from .. import charges, tabulate
-from . import cpu, cpu_charges, cpu_pairs
+from . import cpu, cpu_charges, cpu_pairs, definitions, simd
 from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
 from .cpu_steps import OPTIONS, inlined, kernel
@@ -281,5 +281,7 @@ def _compiled(sources: int) -> Callable:
         return njit(**OPTIONS)(execute)
 
 
-_SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(charges.__file__), Path(tabulate.__file__)]
-execute = _compiled(crc32(b"".join(path.read_bytes() for path in _SOURCES)))
+# What is compiled: the code of these files, and these constants of others.
+_SOURCES = [*sorted(Path(__file__).parent.glob("cpu*.py")), Path(simd.__file__)]
+_CONSTANTS = repr((charges.SMALLEST_SHARE, definitions.EPSILON, tabulate.BEND)).encode()
+execute = _compiled(crc32(b"".join((*(path.read_bytes() for path in _SOURCES), _CONSTANTS))))

@@ -1,12 +1,19 @@
-"""Steps that the kernels of :mod:`.cuda` have in common.
+"""Sizes and steps that the kernels of :mod:`.cuda` have in common.
 
 What concerns one atom and channel alone is a tuple of nine components; matrices are tuples of nine too, row by row.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from unittest import mock
+
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.runtime.jit import JITFunction
 
 from .. import tabulate
 from . import definitions
@@ -16,6 +23,32 @@ HALF: tl.constexpr = tl.constexpr(2**-0.5)
 THIRD: tl.constexpr = tl.constexpr(3**-0.5)
 SIXTH: tl.constexpr = tl.constexpr(6**-0.5)
 BEND: tl.constexpr = tl.constexpr(tabulate.BEND)
+
+NEIGHBORS = 32  # at a time, in single precision
+CHANNELS = 32  # of a program that sums over neighbors
+ELEMENTS = 128  # atoms times channels of a program that treats each by itself
+
+
+def at_once(like: Tensor) -> int:
+    """Neighbors at a time: registers hold half as many numbers in double precision."""
+    return NEIGHBORS * 4 // like.element_size()
+
+
+_COUNTING = threading.Lock()
+
+
+def count_launches(call: Callable[[], None]) -> int:
+    """Kernels that a call on fake tensors would launch; on others they are launched, by whichever thread."""
+    launched, run = [], JITFunction.run
+
+    def launch(kernel, *args, **options):
+        if not any(isinstance(a, FakeTensor) for a in args):
+            return run(kernel, *args, **options)
+        launched.append(kernel)
+
+    with _COUNTING, mock.patch.object(JITFunction, "run", launch):
+        call()
+    return len(launched)
 
 
 # ------------------------------------------------------------------------------------------------------------ tuples
@@ -209,7 +242,7 @@ def locate(distance, intervals, cutoff: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _value(c, t, mask, row_stride):
+def polynomial(c, t, mask, row_stride):
     third = tl.load(c + 3 * row_stride, mask, 0)
     return tl.load(c, mask, 0) + t * (
         tl.load(c + row_stride, mask, 0) + t * (tl.load(c + 2 * row_stride, mask, 0) + t * third)
@@ -222,14 +255,14 @@ def function_values(table, row, t, f, mask, channels):
     c = table + row * 12 * channels + f
     row_stride = 3 * channels
     return (
-        _value(c, t, mask, row_stride),
-        _value(c + channels, t, mask, row_stride),
-        _value(c + 2 * channels, t, mask, row_stride),
+        polynomial(c, t, mask, row_stride),
+        polynomial(c + channels, t, mask, row_stride),
+        polynomial(c + 2 * channels, t, mask, row_stride),
     )
 
 
 @triton.jit
-def _slope(c, t, mask, row_stride, rate):
+def polynomial_slope(c, t, mask, row_stride, rate):
     third = tl.load(c + 3 * row_stride, mask, 0)
     return (tl.load(c + row_stride, mask, 0) + t * (2 * tl.load(c + 2 * row_stride, mask, 0) + 3 * t * third)) * rate
 
@@ -240,9 +273,9 @@ def function_slopes(table, row, t, f, mask, channels, rate):
     c = table + row * 12 * channels + f
     row_stride = 3 * channels
     return (
-        _slope(c, t, mask, row_stride, rate),
-        _slope(c + channels, t, mask, row_stride, rate),
-        _slope(c + 2 * channels, t, mask, row_stride, rate),
+        polynomial_slope(c, t, mask, row_stride, rate),
+        polynomial_slope(c + channels, t, mask, row_stride, rate),
+        polynomial_slope(c + 2 * channels, t, mask, row_stride, rate),
     )
 
 
@@ -283,3 +316,13 @@ def entries(by_atom, pairs, count, atoms, k, end):
     p, second = entry // 2, entry % 2
     other = tl.load(pairs + tl.where(second == 0, count, 0) + p, exists, 0)
     return exists, p, other, 1 - 2 * second
+
+
+@triton.jit
+def directed(p, sign, count, atoms):
+    """Rows in which an atom receives from the other one of a pair, and in which it sends to it.
+
+    First come the rows of the atoms themselves, then those of pairs, in which the first atom receives, then those of pairs turned around.
+    """
+    forth, back = atoms + p, atoms + count + p
+    return tl.where(sign > 0, forth, back), tl.where(sign > 0, back, forth)

@@ -1,6 +1,7 @@
 """What each fused operator computes, in plain differentiable PyTorch; the tests compare values and gradients.
 
-Arguments and shapes are those of :mod:`.operators`.
+Arguments and shapes are those of :mod:`.operators`. What programs for GPUs alone are made of has no kernel for CPUs: there these
+functions are run, those of the backward pass too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .. import tensors
 from ..charges import SMALLEST_SHARE
+from ..coulomb import coulomb_interaction, coulomb_slope
 from ..neighbors import all_pairs, minimum_image
 from ..tabulate import place
 
@@ -146,6 +148,120 @@ def charge_message(
         h = torch.nn.functional.silu(torch.addmm(bias, h, unpack(panels, h.shape[1], len(bias))))
     w = by_component((c * h).unflatten(1, (3, -1)))
     return torch.zeros_like(y).index_add(1, i, w * y[:, j])
+
+
+def _directed(pairs: Tensor, atoms: int) -> Tensor:
+    """Receivers and senders, (2, E): the atoms themselves, then pairs, then these turned around."""
+    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
+    return torch.cat((itself, pairs, pairs.flip(0)), dim=1)
+
+
+def pair_terms(
+    distance: Tensor, pairs: Tensor, by_atom: Tensor, table: Tensor, cutoff: float, own: Tensor, terms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """z_ij = f(d_ij) + receiver_i + sender_j of A atoms themselves, then pairs, then these turned around, and σ(z); both (A+2P, F).
+
+    Arguments as of :func:`charge_message`.
+    """
+    atoms, (receiver, sender) = len(terms), terms.chunk(2, dim=1)
+    i, j = _directed(pairs, atoms)
+    f = functions(distance, table, cutoff)[:, :-1]
+    z = torch.cat((own[:-1].expand(atoms, -1), f, f)) + receiver[i] + sender[j]
+    return z, torch.nn.functional.silu(z)
+
+
+def pair_terms_backward(
+    g_h: Tensor, g_through: Tensor, distance: Tensor, pairs: Tensor, by_atom: Tensor, table: Tensor, cutoff: float,
+    z: Tensor, atoms: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    g = _silu_backward(g_h, z)
+    i, j = _directed(pairs, atoms)
+    zeros = g.new_zeros(atoms, g.shape[1])
+    forth, back = g[atoms:].chunk(2)
+    along = (slopes(distance, table, cutoff)[:, :-1] * (forth + back)).sum(1)
+    return g_through + along, torch.cat((zeros.index_add(0, i, g), zeros.index_add(0, j, g)), dim=1)
+
+
+def directed_message(
+    distance: Tensor, pairs: Tensor, by_atom: Tensor, table: Tensor, cutoff: float, own: Tensor, z: Tensor, y: Tensor
+) -> Tensor:
+    """M_i = Σ_j c(d_ij) σ(z_ij) ⊙ Y_j, (9, A, F), of z, (A+2P, 3F), in the order of :func:`pair_terms`; c is the table's last function."""
+    i, j = _directed(pairs, y.shape[1])
+    w = by_component((_cutoffs(distance, table, cutoff, own, y) * torch.nn.functional.silu(z)).unflatten(1, (3, -1)))
+    return torch.zeros_like(y).index_add(1, i, w * y[:, j])
+
+
+def _cutoffs(distance: Tensor, table: Tensor, cutoff: float, own: Tensor, y: Tensor) -> Tensor:
+    c = functions(distance, table, cutoff)[:, -1:]
+    return torch.cat((own[-1].expand(y.shape[1], 1), c, c))
+
+
+def directed_message_backward(
+    g_m: Tensor, distance: Tensor, pairs: Tensor, by_atom: Tensor, table: Tensor, cutoff: float, own: Tensor, z: Tensor,
+    y: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    i, j = _directed(pairs, y.shape[1])
+    c, h = _cutoffs(distance, table, cutoff, own, y), torch.nn.functional.silu(z)
+    products = (g_m[:, i] * y[:, j]).split(tensors.PART_SIZES)
+    g = torch.cat([part.sum(0) for part in products], dim=1)
+    forth, back = (g * h).sum(1)[y.shape[1] :].chunk(2)
+    along = slopes(distance, table, cutoff)[:, -1] * (forth + back)
+    w = by_component((c * h).unflatten(1, (3, -1)))
+    return along, _silu_backward(c * g, z), torch.zeros_like(y).index_add(1, j, w * g_m[:, i])
+
+
+def _silu_backward(g: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.silu_backward(g, x)
+
+
+def perceptron(h: Tensor, affine: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two or three linear layers with SiLU between them, and what it is taken of, (A, widths together).
+
+    Weights, to multiply from the right, and biases in turn.
+    """
+    hidden: list[Tensor] = []
+    for weight, bias in zip(affine[::2], affine[1::2], strict=True):
+        h = torch.addmm(bias, torch.nn.functional.silu(h) if hidden else h, weight)
+        hidden.append(h)
+    return h, torch.cat(hidden[:-1], dim=1)
+
+
+def perceptron_backward(g: Tensor, hidden: Tensor, affine: list[Tensor]) -> Tensor:
+    first, *rest = affine[::2]
+    for weight, x in reversed(list(zip(rest, hidden.split([len(w) for w in rest], dim=1), strict=True))):
+        g = _silu_backward(torch.mm(g, weight.T), x)
+    return torch.mm(g, first.T)
+
+
+def coulomb(
+    distance: Tensor, pairs: Tensor, by_atom: Tensor, q: Tensor, weights: Tensor, per_nm: float, cutoff: float
+) -> Tensor:
+    """Σ_j c(d_ij) Σ_k weights_k q_ik q_jk, (A,), of charges (A, K), over pairs i<j in both directions.
+
+    c is :func:`openmm_tensornet.coulomb.coulomb_interaction` of the distance times `per_nm`, with no cutoff if it is zero.
+    """
+    i, j = pairs
+    c = coulomb_interaction(distance * per_nm, cutoff or None) * (i != j)
+    both = c * (weights * q[i] * q[j]).sum(1)
+    return torch.zeros_like(q[:, 0]).index_add(0, i, both).index_add(0, j, both)
+
+
+def coulomb_backward(
+    g: Tensor,
+    distance: Tensor,
+    pairs: Tensor,
+    by_atom: Tensor,
+    q: Tensor,
+    weights: Tensor,
+    per_nm: float,
+    cutoff: float,
+) -> tuple[Tensor, Tensor]:
+    i, j = pairs
+    both = (g[i] + g[j]) * (i != j)
+    c = (coulomb_interaction(distance * per_nm, cutoff or None) * both).unsqueeze(1)
+    g_q = torch.zeros_like(q).index_add(0, i, c * weights * q[j]).index_add(0, j, c * weights * q[i])
+    slope = coulomb_slope(distance * per_nm, cutoff or None) * per_nm
+    return slope * both * (weights * q[i] * q[j]).sum(1), g_q
 
 
 def unpack(panels: Tensor, depth: int, columns: int) -> Tensor:

@@ -11,6 +11,7 @@ from .. import tensors
 from ..charges import TensorNet2
 from ..model import TensorNet
 from ..module import Module
+from ..network import perceptron
 from ..tabulate import RadialTable
 from . import operators  # noqa: F401  registers them
 
@@ -234,8 +235,13 @@ class FusedOperators(Module):
     def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
         return _Equilibrate.apply(h.contiguous(), molecule, charge)
 
-    def head(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return _Head.apply(h if self.silu else self.activation(h), weight, bias, self.silu)
+    def perceptron(self, h: Tensor, linears: Any) -> Tensor:
+        return perceptron(h, linears, self.activation)
+
+    def head(self, h: Tensor, linears: Any) -> Tensor:
+        *linears, last = linears
+        h = self.perceptron(h, linears)
+        return _Head.apply(h if self.silu else self.activation(h), *last, self.silu)
 
 
 class FusedPairs(Module):
@@ -299,8 +305,8 @@ class FusedSums(Module):
         return _Interact.apply(distance, pairs, by_atom, own, table, self.cutoff, y, factor, both)
 
 
-class FusedChargeSums(Module):
-    """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.charge_network.ChargePairSums`.
+class ChargeTables(Module):
+    """What sums of a TensorNet2 over a list of pairs have in common.
 
     Parameters
     ----------
@@ -323,11 +329,9 @@ class FusedChargeSums(Module):
         slots: Tensor | None = None,
     ):
         super().__init__()
-        from .cpu_matmul import pack  # which needs numba
-
         self.embedding, self.layers, self.fixed = embedding, len(model.layers), slots is not None
         self.register_buffer("slots", torch.zeros(2, 0, dtype=torch.long) if slots is None else slots)
-        dtype, channels = embedding.receiver.dtype, embedding.receiver.shape[1]
+        self.dtype, channels = embedding.receiver.dtype, embedding.receiver.shape[1]
         k = 0
         for functions, own in zip(radial[1:], self_functions[1:], strict=True):
             self.cutoff = functions.cutoff
@@ -336,21 +340,37 @@ class FusedChargeSums(Module):
                 0, table.shape[2] - 1, channels
             ):  # of each layer, and the cutoff function, which is last
                 chosen = torch.cat((torch.arange(first, first + channels), torch.tensor([table.shape[2] - 1])))
-                self.register_buffer(f"table_{k}", table.index_select(2, chosen).to(dtype))
-                self.register_buffer(f"own_{k}", own.index_select(0, chosen).to(dtype))
+                self.register_buffer(f"table_{k}", table.index_select(2, chosen).to(self.dtype))
+                self.register_buffer(f"own_{k}", own.index_select(0, chosen).to(self.dtype))
                 k += 1
-        for k, layer in enumerate(model.layers):
-            for which, linear in enumerate(layer.radial[1:], 1):
-                weight = linear.weight.detach().to(dtype)
-                self.register_buffer(f"panels{which}_{k}", pack(weight.T))
-                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(dtype))
-                self.register_buffer(f"back{which}_{k}", pack(weight))
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, Any]:
         """As in ChargePairSums."""
         pairs = self.slots if self.fixed else pairs
         x, _ = self.embedding(distance, unit, pairs)
         return x, tuple((k, distance, pairs) for k in range(self.layers))
+
+
+class FusedChargeSums(ChargeTables):
+    """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.charge_network.ChargePairSums`; arguments as of the base."""
+
+    def __init__(
+        self,
+        model: TensorNet2,
+        radial: list[RadialTable],
+        self_functions: list[Tensor],
+        embedding: FusedSums,
+        slots: Tensor | None = None,
+    ):
+        super().__init__(model, radial, self_functions, embedding, slots)
+        from .cpu_matmul import pack  # which needs numba
+
+        for k, layer in enumerate(model.layers):
+            for which, linear in enumerate(layer.radial[1:], 1):
+                weight = linear.weight.detach().to(self.dtype)
+                self.register_buffer(f"panels{which}_{k}", pack(weight.T))
+                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(self.dtype))
+                self.register_buffer(f"back{which}_{k}", pack(weight))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
         """As in ChargePairSums."""

@@ -1,8 +1,8 @@
 """Fused operators of the static potential, registered with PyTorch as `openmm_tensornet::…`.
 
 Each is one kernel where the portable program has ten library operators. :mod:`.definitions` says in plain PyTorch what each
-computes; kernels are in :mod:`.cpu` (Numba) and :mod:`.cuda` (Triton). Exported programs that contain them need this module to be
-imported before they are loaded.
+computes; kernels are in :mod:`.cpu` (Numba) and :mod:`.cuda` (Triton); some operators are for GPUs alone. Exported programs that
+contain them need this module to be imported before they are loaded.
 
 Shapes: P pairs, A atoms, F channels, K intervals. Tensors of the network are (9, A, F), components in the orthonormal
 basis of :mod:`openmm_tensornet.tensors`. Operators named `…_backward` take the gradient of the result first and give
@@ -20,9 +20,11 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..graphsafety import declare_launches
 from ..interrupts import deliver
+from . import definitions
 
 NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -42,6 +44,11 @@ _KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
 def _on_cpu(name: str, args: list, results: tuple[Tensor, ...]) -> None:
     """Run a kernel as a sequence of one, so that nothing is compiled but what runs sequences."""
     program = import_module(".cpu_program", __package__)
+    if name not in program.Kernel.__members__:  # one for GPUs alone
+        values = getattr(definitions, name)(*args)
+        for result, value in zip(results, values if isinstance(values, tuple) else (values,), strict=True):
+            result.copy_(value)
+        return
     positions = 2 if name in ("near_pairs", "geometry") else 0  # these and the box are float64 in any case
     tensors = [a.double() if k < positions else a for k, a in enumerate(args) if isinstance(a, Tensor)] + [*results]
     real = [t.dtype for t in (results if name == "geometry" else tensors[positions:]) if t.is_floating_point()]
@@ -81,17 +88,24 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches
         results = allocate(*args)
         return results[0] if single else results
 
+    def compute(device: str, args: tuple, results: tuple[Tensor, ...]) -> None:
+        given = [tree_map_only(Tensor, Tensor.contiguous, a) if isinstance(a, (Tensor, list)) else a for a in args]
+        RUNNERS[device](name, given, results)
+
     def run(device: str, *args):
         results = allocate(*args)
-        given = [a.contiguous() if isinstance(a, Tensor) else a for a in args]
-        RUNNERS[device](name, given, results)
+        compute(device, args, results)
         return results[0] if single else results
+
+    def inside(*args) -> int:
+        steps = import_module(".cuda_steps", __package__)
+        return steps.count_launches(lambda: compute("CUDA", args, allocate(*args)))
 
     _LIBRARY.define(schema)
     for device in RUNNERS:
         _LIBRARY.impl(name, deliver(partial(run, device)), device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    declare_launches(f"{NAMESPACE}::{name}", launches)
+    declare_launches(f"{NAMESPACE}::{name}", launches, inside if find_spec("triton") is not None else None)
 
 
 def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -197,6 +211,34 @@ _operator(
     lambda h, molecule, charge: (h.new_empty(len(h), h.shape[1] // 2),),
 )
 _operator("equilibrate_backward(Tensor g_q, Tensor h, Tensor molecule, Tensor charge) -> Tensor", _like(1))
+# Of programs for GPUs alone, which have no kernel for CPUs.
+_LIST = "Tensor distance, Tensor pairs, Tensor by_atom"
+_operator(
+    f"pair_terms({_LIST}, {_TABLE}, Tensor own, Tensor terms) -> (Tensor, Tensor)",
+    lambda *args: tuple(args[6].new_empty(len(args[6]) + 2 * len(args[0]), args[6].shape[1] // 2) for _ in range(2)),
+)
+_operator(
+    f"pair_terms_backward(Tensor g_h, Tensor g_distance, {_LIST}, {_TABLE}, Tensor z, int atoms) -> (Tensor, Tensor)",
+    lambda *args: (torch.empty_like(args[2]), args[7].new_empty(args[8], 2 * args[7].shape[1])),
+)
+_operator(f"directed_message({_LIST}, {_TABLE}, Tensor own, Tensor z, Tensor y) -> Tensor", _like(7))
+_operator(
+    f"directed_message_backward(Tensor g_m, {_LIST}, {_TABLE}, Tensor own, Tensor z, Tensor y) -> (Tensor, Tensor, Tensor)",
+    _like(1, 7, 8),
+)
+_operator(
+    "perceptron(Tensor h, Tensor[] affine) -> (Tensor, Tensor)",
+    lambda h, affine: tuple(
+        h.new_empty(len(h), n) for n in (len(affine[-1]), sum(len(bias) for bias in affine[1:-2:2]))
+    ),
+)
+_operator(
+    "perceptron_backward(Tensor g_out, Tensor hidden, Tensor[] affine) -> Tensor",
+    lambda g, hidden, affine: (g.new_empty(len(g), len(affine[0])),),
+)
+_CHARGES = "Tensor q, Tensor weights, float per_nm, float cutoff"
+_operator(f"coulomb({_LIST}, {_CHARGES}) -> Tensor", lambda *args: (args[3].new_empty(len(args[3])),))
+_operator(f"coulomb_backward(Tensor g_out, {_LIST}, {_CHARGES}) -> (Tensor, Tensor)", _like(1, 4))
 _SCRATCH = threading.local()
 
 
