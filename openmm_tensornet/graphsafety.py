@@ -91,10 +91,11 @@ def declare_launches(operator: str, launches: int, inside: Callable[..., int] | 
         _INSIDE[operator] = inside
 
 
-_INSIDE: dict[str, Callable[..., nn.Module]] = {}
+# Of a custom operator the module that it runs.
+_MODULES: dict[str, Callable[..., nn.Module]] = {}
 
 
-def look_inside(operator: str, module_of: Callable[..., nn.Module]) -> None:
+def declare_module(operator: str, module_of: Callable[..., nn.Module]) -> None:
     """Say that a custom operator runs a module, which is checked too.
 
     Parameters
@@ -105,7 +106,7 @@ def look_inside(operator: str, module_of: Callable[..., nn.Module]) -> None:
         From the operator's arguments, of which the tensors of the checked module have their values, to the module that it runs on a GPU
         with those of the first two that are tensors.
     """
-    _INSIDE[operator] = module_of
+    _MODULES[operator] = module_of
 
 
 @dataclass
@@ -186,11 +187,11 @@ class _Recorder(TorchDispatchMode):
             raise self.refuse(func, _HOST)
         if func in VIEWS or func in _ALLOCATIONS:
             return result
-        if func._schema.name in _INSIDE:
+        if func._schema.name in _MODULES:
             with unset_fake_temporarily():
                 values = [self.values.get(a, a) if isinstance(a, Tensor) else a for a in args]
                 inputs = [torch.zeros(a.shape, dtype=a.dtype) for a in args[:2] if isinstance(a, Tensor)]
-                self.inside.append((_INSIDE[func._schema.name](*values), inputs))
+                self.inside.append((_MODULES[func._schema.name](*values), inputs))
             return result
         if func.namespace != "aten":
             if func._schema.name not in _LAUNCHES:
@@ -283,6 +284,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     for inner, arguments in recorder.inside:
         found = check_graph_safety(inner, *arguments)
         recorder.result.kernels += found.kernels
+        recorder.result.counted += found.counted
         recorder.result.operators += found.operators
     memories = {_memory(t) for t in (*own.parameters(), *own.buffers())}
     leaves = torch.utils._pytree.tree_leaves(results)

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .atoms import Atoms
-from .graphsafety import look_inside
+from .graphsafety import declare_module
 from .interrupts import deliver
 from .kernels.operators import available
 from .module import Module
@@ -197,7 +197,7 @@ for _name, _run, _fake in (
     for _device in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, deliver(_run), _device)
     torch.library.register_fake(f"{_NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
-look_inside(f"{_NAMESPACE}::potential", lambda positions, box, data, key, *_: _make(data, key)[1].gpu_program)
+declare_module(f"{_NAMESPACE}::potential", lambda positions, box, data, key, *_: _make(data, key)[1].gpu_program)
 
 
 class Potential(Module):
