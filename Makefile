@@ -29,7 +29,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
+.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-mutations test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test-alone: $(STAMP)  ## run ALONE_TESTS in a clone in an empty folder, with non
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
 	$(BIN)/python -m pytest -m slow -s
+
+test-mutations: $(STAMP)  ## check that tests without AceFF's weights notice one wrong sign, in some minutes
+	$(BIN)/python tests/mutations.py
 
 test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and PyTorch
 	@for versions in $(MATRIX); do \
