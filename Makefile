@@ -12,7 +12,8 @@ PUBLISHED := aceff-1.1 aceff-2.0
 ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges checkpoint model registry))
 # Those of the default extras; the CUDA ones ask for other versions of torch.
 CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Files in the order of tests/conftest.py
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # One thread for each of the processes that share the cores.
 export OMP_NUM_THREADS ?= 1
 
