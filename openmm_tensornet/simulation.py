@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from openmm.app import Simulation, Topology
 
+    from .potentialforce import PotentialForce
+
 CSV_COLUMNS = (
     "step",
     "time_ps",
@@ -223,7 +225,13 @@ def simulate(
 
     charges_of = _partial_charges(system) if charges else None
     bonds = Bonds.of(topology, system, positions) if stop_at_broken_bond else None
-    sentinels = Sentinels(temperature_K, _degrees_of_freedom(system), bonds, [atom_name(a) for a in topology.atoms()])
+    sentinels = Sentinels(
+        temperature_K,
+        _degrees_of_freedom(system),
+        bonds,
+        [atom_name(a) for a in topology.atoms()],
+        list(tensornet_forces(system)),
+    )
     settings = {
         "timestep_fs": timestep_fs,
         "temperature_K": temperature_K,
@@ -280,7 +288,7 @@ def simulate(
         _write_pdb(files.final, simulation)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
-        raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
+        raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from error
     except KeyboardInterrupt:
         known = f"; resuming continues from {files.checkpoint}" if not phase and files.checkpoint.exists() else ""
         raise KeyboardInterrupt(f"interrupted{known or f': {phase}before the first checkpoint; start again'}") from None
@@ -424,7 +432,7 @@ def _find_step(
             simulation.step(1)
             state = evaluate(context)
         except OpenMMException as error:
-            raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from None
+            raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from None
         sentinels.check(context, state, where, files)
 
 
@@ -441,12 +449,15 @@ class Sentinels:
         Bonds that must not break.
     names : list of str
         Of the particles, for people.
+    forces : list of PotentialForce
+        The TensorNet forces of the System. To get them from a System reads their modules, which takes longer than many steps.
     """
 
     temperature: float
     degrees_of_freedom: int
     bonds: Bonds | None
     names: list[str]
+    forces: list[PotentialForce]
 
     def check(
         self,
@@ -464,7 +475,7 @@ class Sentinels:
         if cause is None and minimized:
             cause = self._close_atoms(context)
         if cause is not None:
-            raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+            raise SimulationError(f"{where}: {cause}{self.cause(context)}{_last_checkpoint(files)}")
 
     def _found(self, state: openmm.State) -> str | None:
         import numpy as np
@@ -492,7 +503,7 @@ class Sentinels:
     def _close_atoms(self, context: openmm.Context) -> str | None:
         from .tabulate import ORDINARY
 
-        for force in tensornet_forces(context.getSystem()):
+        for force in self.forces:
             first, second, distance = force.closest_atoms(context)
             if distance < ORDINARY:
                 return (
@@ -500,6 +511,12 @@ class Sentinels:
                     "model was trained on (time step too long, a bad start, or a geometry that the model does not know)"
                 )
         return None
+
+    def cause(self, context: openmm.Context) -> str:
+        """The time step, and what the TensorNet forces find at the positions of the context."""
+        timestep = context.getIntegrator().getStepSize()._value * 1000
+        found = (force.diagnose(context) for force in self.forces)
+        return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
 
     @property
     def highest_temperature(self) -> float:
@@ -569,13 +586,6 @@ def _lengths(positions: NDArray, index: NDArray, box: NDArray | None) -> NDArray
         for k in (2, 1, 0):
             vector = vector - np.round(vector[:, k : k + 1] / box[k, k]) * box[k]
     return np.linalg.norm(vector, axis=1)
-
-
-def _cause(context: openmm.Context) -> str:
-    """The time step, and what the TensorNet forces find at the positions of the context."""
-    timestep = context.getIntegrator().getStepSize()._value * 1000
-    found = (force.diagnose(context) for force in tensornet_forces(context.getSystem()))
-    return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
 
 
 def _last_checkpoint(files: RunFiles | None) -> str:

@@ -560,6 +560,24 @@ def test_progress_bar_on_a_terminal(alanine, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_reports_do_not_read_the_module(alanine, model, tmp_path, monkeypatch):
+    """OpenMM hands out forces without their module, and to read it takes longer than the steps between reports."""
+    from openmm_tensornet.force import TensorNetForce
+
+    read = []
+    adopt = TensorNetForce._adopt
+    monkeypatch.setattr(TensorNetForce, "_adopt", lambda self, force: read.append(force) or adopt(self, force))
+    counts = []
+    for reports in (1, 4):
+        system = create_system(alanine.topology, model)
+        # The model is random, and no step is long enough to bring atoms together.
+        options = dict(minimize=False, equilibration_time=0, timestep=1e-4, report_interval=1, time=reports * 1e-7)
+        run(alanine, tmp_path / str(reports), system=system, **options)
+        counts.append(len(read))
+        read.clear()
+    assert counts[0] == counts[1] > 0
+
+
 def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
     monkeypatch.setattr(app.Simulation, "minimizeEnergy", lambda *_, **__: time.sleep(1))
     summary = run(alanine, tmp_path, temperature=1e5)
@@ -986,10 +1004,10 @@ def test_a_temperature_that_runs_away(alanine, tmp_path, monkeypatch, platform):
 def test_temperatures_that_fluctuations_do_not_reach(dof, highest):
     from scipy.stats import chi2
 
-    sentinels = simulation.Sentinels(1000.0, dof, None, [])
+    sentinels = simulation.Sentinels(1000.0, dof, None, [], [])
     assert sentinels.highest_temperature == pytest.approx(highest, rel=0.01)
     assert chi2.sf(dof * sentinels.highest_temperature / 1000, dof) < np.exp(-simulation.IMPROBABILITY)
-    assert simulation.Sentinels(10.0, 6000, None, []).highest_temperature == 310
+    assert simulation.Sentinels(10.0, 6000, None, [], []).highest_temperature == 310
 
 
 @pytest.mark.parametrize("periodic", [False, True])
