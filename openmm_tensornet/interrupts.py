@@ -46,12 +46,12 @@ class Entry(threading.local):
         With the argument, returns the result.
     """
 
-    def __init__(self, callback: Callable[[], Callable]):
+    def __init__(self, callback: Callable[[], Any]):
         answers = self._answers(callback)
         next(answers)
         self.send = answers.send
 
-    def _answers(self, callback: Callable[[], Callable]) -> Generator:
+    def _answers(self, callback: Callable[[], Any]) -> Generator:
         answer: Any = None
         try:
             while True:
