@@ -362,7 +362,9 @@ def _produce(
                     raise
                 row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
                 energies.write(",".join(row) + "\n")
-                trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
+                trajectory.writeModel(
+                    state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors()
+                )
                 if charges_of is not None:
                     values = charges_of[1](context)
                     open_files["charges"].write(",".join([row[0], *(f"{q:.8f}" for q in values)]) + "\n")
