@@ -12,7 +12,8 @@ PUBLISHED := aceff-1.1 aceff-2.0
 ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges checkpoint model registry))
 # Those of the default extras; the CUDA ones ask for other versions of torch.
 CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Files in the order of tests/conftest.py
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # One thread for each of the processes that share the cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -29,7 +30,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
+.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-mutations test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +70,9 @@ test-alone: $(STAMP)  ## run ALONE_TESTS in a clone in an empty folder, with non
 
 test-slow: $(STAMP)  ## run the tests that take minutes, showing what they measure
 	$(BIN)/python -m pytest -m slow -s
+
+test-mutations: $(STAMP)  ## check that tests without AceFF's weights notice one wrong sign, in some minutes
+	$(BIN)/python tests/mutations.py
 
 test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and PyTorch
 	@for versions in $(MATRIX); do \

@@ -1,7 +1,7 @@
 """The program ``openmm-tensornet``.
 
 Heavy imports stand inside the functions that need them, so that ``--help`` is fast and works where
-openmmtorch is missing. Exit status: 0 done, 1 a run that failed, 2 bad input, 130 interrupted.
+openmmtorch is missing. Exit status: 0 done, 1 a run that failed, 2 bad input, 130 interrupted by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from openmm_tensornet import __version__
 from openmm_tensornet.files import file_kind
+from openmm_tensornet.interrupts import terminable
 
 if TYPE_CHECKING:
     from openmm_tensornet.structures import Structure
@@ -67,13 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), terminable():
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             options.run(options)
             return 0
-        except KeyboardInterrupt:
-            print("interrupted; --resume continues a run from its last checkpoint", file=sys.stderr)
+        except KeyboardInterrupt as interrupt:
+            early = ": before the run began, no checkpoint was written" if options.run is _simulate else ""
+            print(str(interrupt) or f"interrupted{early}", file=sys.stderr)
             return 130
         except Exception as error:
             if options.debug:

@@ -133,6 +133,8 @@ def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
     if length > LARGEST_DIRECTORY:
         raise zipfile.BadZipFile(f"its directory has {length} bytes, and at most {LARGEST_DIRECTORY} are read")
     with zipfile.ZipFile(file) as archive:
+        if len(archive.namelist()) != entries:  # one can hide the next one in its comment
+            raise zipfile.BadZipFile(f"its directory has {len(archive.namelist())} members, and {entries} are expected")
         yield archive
 
 

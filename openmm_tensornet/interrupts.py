@@ -8,7 +8,10 @@ OpenMMException with a text. Python makes that one as the last of all, and then 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -31,23 +34,58 @@ def deliver(callback: Callable) -> Callable:
     return run
 
 
+class Entry(threading.local):
+    """What C++ calls in place of `callback()`, a function of one argument, so that every exception in it is noticed.
+
+    Python runs the handlers of signals where a function begins, before any `try` of its own. A generator has begun already, and its
+    `send`, which is C, continues inside of the `try`. There is one for each thread, since threads may call at the same time.
+
+    Attributes
+    ----------
+    send : callable
+        With the argument, returns the result.
+    """
+
+    def __init__(self, callback: Callable[[], Any]):
+        answers = self._answers(callback)
+        next(answers)
+        self.send = answers.send
+
+    def _answers(self, callback: Callable[[], Any]) -> Generator:
+        answer: Any = None
+        try:
+            while True:
+                argument = yield answer
+                _raised.clear()
+                answer = callback()(argument)
+        except GeneratorExit:
+            return
+        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
+            _raised.append(error)
+            self.__init__(callback)  # type: ignore[misc]  # a generator that raises has ended
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 def translate(kind: type[Exception]) -> None:
     """Let OpenMM's exception, `kind`, give way to that of a callback of which it speaks; once in a process."""
 
     def __init__(self: Exception, *texts: Any) -> None:
         text = str(texts[0]) if texts else ""
-        for error in _raised:
-            _raised.clear()
-            if type(error).__name__ in text:
-                raise error
-        # A handler that ran before the first line of a callback. All that is left is the text that TorchScript made, if it made one.
         found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
-        name = "KeyboardInterrupt" if text == "" else found and found[1]
-        for known in _kinds(BaseException):
-            if known.__name__ == name:
-                error = known.__new__(known)
-                error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
-                raise error
+        first = _raised[0] if _raised else None
+        _raised.clear()
+        if first is not None and type(first).__name__ not in text:
+            first = None
+        # A handler ran before the first line of an operator: all that is left is the text that TorchScript made, if it made one.
+        if first is None or (found and type(first) is RuntimeError):
+            name = "KeyboardInterrupt" if text == "" else found and found[1]
+            for known in _kinds(BaseException):
+                if known.__name__ == name:
+                    error = known.__new__(known)
+                    error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
+                    raise error
+        if first is not None:
+            raise first
         Exception.__init__(self, *texts)
 
     kind.__init__ = __init__  # type: ignore[method-assign, assignment]
@@ -57,3 +95,16 @@ def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:
     yield kind
     for one in kind.__subclasses__():
         yield from _kinds(one)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM, by which job schedulers end a job, raise KeyboardInterrupt as SIGINT does; a handler that is already there stays."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,7 +6,9 @@ import io
 import os
 import pickle
 import threading
+import weakref
 import xml.etree.ElementTree as ElementTree
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from openmm import unit
 from torch import Tensor
 
 from .export import Exported, parse_metadata
-from .interrupts import deliver
+from .interrupts import Entry
 from .model import TensorNet
 from .potentialforce import PotentialForce
 
@@ -90,6 +92,7 @@ class Computation:
         self.exported, self.device, self.warmup_steps = exported, device, warmup_steps
         self._program: Any = None
         self._archive: bytes | None = None
+        self._entry = Entry(weakref.WeakMethod(self._evaluate))
         self._lock = threading.Lock()  # Contexts share this object, and a graph its inputs
 
     def __getstate__(self) -> dict:
@@ -105,13 +108,8 @@ class Computation:
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
         self._archive = state["module"]  # so that copies have the same XML
 
-    def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
-        try:
-            return self._evaluate(state)
-        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    __call__ = property(attrgetter("_entry.send"))  # no Python function, in which a signal's handler could raise
 
-    @deliver
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
         metadata = self.exported.metadata
         values = [state.getPositions(asNumpy=True)]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checks import flag, integer, one_of
 from .files import open_own, replace_file
+from .interrupts import terminable
 from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
 from .system import atom_name, has_energy, tensornet_forces
 from .units import lengths_in_nm, number_in, positive_in
@@ -109,7 +110,9 @@ def simulate(
 
     Every `report_interval` steps a row of energies and a frame of the trajectory are written, and, at most
     once a second and at the end, a checkpoint. A resumed run first cuts both files back to what the
-    checkpoint knows, so they have neither a gap nor a doubled frame, however the run was stopped. On the
+    checkpoint knows, so they have neither a gap nor a doubled frame, however the run was stopped. SIGINT (Ctrl-C) and SIGTERM
+    (a job scheduler's notice; only in the main thread, and unless the process has a handler for it) end the run in a
+    KeyboardInterrupt, before which the checkpoint of the last report is written. On the
     platform and device where it was started it continues from the complete state (on the Reference platform
     to the last bit), elsewhere from positions and velocities with new random numbers.
 
@@ -174,6 +177,8 @@ def simulate(
         With the step, the frame and the cause, if energy, positions or velocities are not finite (the cause may be that atoms are
         too close, the box too small, or a list of pairs full), the temperature is far above what fluctuations reach, or a bond
         is broken and `stop_at_broken_bond` set. The frame is not written, and the last good checkpoint is kept.
+    KeyboardInterrupt
+        On SIGINT or SIGTERM; the text names the checkpoint that resumes the run, or says that there is none.
     """
     from openmm import LangevinMiddleIntegrator, OpenMMException, System, unit
     from openmm.app import Simulation, Topology
@@ -253,6 +258,7 @@ def simulate(
     )
     phase, held = "", ExitStack()
     try:
+        held.enter_context(terminable())
         if checkpoint is None:
             phase = "input structure, "
             context.setPositions(positions)
@@ -277,7 +283,10 @@ def simulate(
         _write_pdb(files.final, simulation)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
-        raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from error
+        raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from error
+    except KeyboardInterrupt:
+        known = f"; resuming continues from {files.checkpoint}" if not phase and files.checkpoint.exists() else ""
+        raise KeyboardInterrupt(f"interrupted{known or f': {phase}before the first checkpoint; start again'}") from None
     finally:
         held.close()
     steps = context.getStepCount()
@@ -320,13 +329,16 @@ def _produce(
             opened = open_own(files.charges, mode, encoding="ascii", newline="\n")
             open_files["charges"] = stack.enter_context(opened)
 
-        def save(frame: int, state: openmm.State) -> None:
-            sizes = {}
-            for name, file in open_files.items():
+        def reached(frame: int, state: openmm.State) -> Checkpoint:
+            for file in open_files.values():
                 file.flush()
+            sizes = {name: os.fstat(file.fileno()).st_size for name, file in open_files.items()}
+            return Checkpoint.of(context, state, settings, seed, frame, sizes)
+
+        def save(last: Checkpoint) -> None:
+            for file in open_files.values():
                 os.fsync(file.fileno())
-                sizes[name] = os.fstat(file.fileno()).st_size
-            Checkpoint.of(context, state, settings, seed, frame, sizes).write(files.checkpoint)
+            last.write(files.checkpoint)
 
         if checkpoint is None:
             energies.write(",".join(columns) + "\n")
@@ -335,28 +347,35 @@ def _produce(
         else:
             checkpoint.cut_back(open_files)
         trajectory = DCDFile(frames, simulation.topology, dt, interval, interval, append=checkpoint is not None)
+        last = reached(first, evaluate(context))
         if checkpoint is None:
-            save(0, evaluate(context))
+            save(last)
         started = saved = perf_counter()
-        for report in range(first + 1, num_reports + 1):
-            before = context.createCheckpoint()
-            try:
-                simulation.step(interval)
-                state = evaluate(context, periodic)
-                sentinels.check(context, state, f"step {report * interval}, frame {report}", files)
-            except (OpenMMException, SimulationError):
-                _find_step(simulation, before, report, interval, sentinels, files)
-                raise
-            row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
-            energies.write(",".join(row) + "\n")
-            trajectory.writeModel(state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors())
-            if charges_of is not None:
-                values = charges_of[1](context)
-                open_files["charges"].write(",".join([row[0], *(f"{q:.8f}" for q in values)]) + "\n")
-            if perf_counter() - saved >= CHECKPOINT_SECONDS or report == num_reports:
-                save(report, state)
-                saved = perf_counter()
-            bar.update(interval, f"{row[5]} K")
+        try:
+            for report in range(first + 1, num_reports + 1):
+                try:
+                    simulation.step(interval)
+                    state = evaluate(context, periodic)
+                    sentinels.check(context, state, f"step {report * interval}, frame {report}", files)
+                except (OpenMMException, SimulationError):
+                    _find_step(simulation, last.image, report, interval, sentinels, files)
+                    raise
+                row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
+                energies.write(",".join(row) + "\n")
+                trajectory.writeModel(
+                    state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors()
+                )
+                if charges_of is not None:
+                    values = charges_of[1](context)
+                    open_files["charges"].write(",".join([row[0], *(f"{q:.8f}" for q in values)]) + "\n")
+                last = reached(report, state)
+                if perf_counter() - saved >= CHECKPOINT_SECONDS or report == num_reports:
+                    save(last)
+                    saved = perf_counter()
+                bar.update(interval, f"{row[5]} K")
+        except (KeyboardInterrupt, SystemExit):  # a signal, which may have come in the middle of a step
+            save(last)
+            raise
         elapsed = perf_counter() - started
     simulated_ns = (num_reports - first) * interval * settings["timestep_fs"] * 1e-6
     return simulated_ns / elapsed * 86400 if simulated_ns > 0 else math.nan
@@ -410,7 +429,7 @@ def _find_step(
             simulation.step(1)
             state = evaluate(context)
         except OpenMMException as error:
-            raise SimulationError(f"{where}: {error}{_cause(context)}{_last_checkpoint(files)}") from None
+            raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from None
         sentinels.check(context, state, where, files)
 
 
@@ -453,7 +472,7 @@ class Sentinels:
         if cause is None and minimized:
             cause = self._close_atoms(context)
         if cause is not None:
-            raise SimulationError(f"{where}: {cause}{_cause(context)}{_last_checkpoint(files)}")
+            raise SimulationError(f"{where}: {cause}{self.cause(context)}{_last_checkpoint(files)}")
 
     def _found(self, state: openmm.State) -> str | None:
         import numpy as np
@@ -489,6 +508,12 @@ class Sentinels:
                     "model was trained on (time step too long, a bad start, or a geometry that the model does not know)"
                 )
         return None
+
+    def cause(self, context: openmm.Context) -> str:
+        """The time step, and what the TensorNet forces find at the positions of the context."""
+        timestep = context.getIntegrator().getStepSize()._value * 1000
+        found = (force.diagnose(context) for force in self.forces)
+        return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
 
     @property
     def highest_temperature(self) -> float:
@@ -558,13 +583,6 @@ def _lengths(positions: NDArray, index: NDArray, box: NDArray | None) -> NDArray
         for k in (2, 1, 0):
             vector = vector - np.round(vector[:, k : k + 1] / box[k, k]) * box[k]
     return np.linalg.norm(vector, axis=1)
-
-
-def _cause(context: openmm.Context) -> str:
-    """The time step, and what the TensorNet forces find at the positions of the context."""
-    timestep = context.getIntegrator().getStepSize()._value * 1000
-    found = (force.diagnose(context) for force in tensornet_forces(context.getSystem()))
-    return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
 
 
 def _last_checkpoint(files: RunFiles | None) -> str:

@@ -138,6 +138,16 @@ def published(cases: dict[str, Case], quick: tuple[str, ...] | None = None) -> l
     return [pytest.param(name, marks=marks[name]) for name in cases]
 
 
+def some(cases: dict[str, Case], quick: tuple[str, ...]) -> list:
+    """Parameters of a test, for names of cases; stand-ins but those of the systems `quick` belong to `make test-slow`."""
+    return [
+        pytest.param(
+            name, marks=() if name not in ACEFF | ACEFF2 or any(s in name for s in quick) else pytest.mark.slow
+        )
+        for name in cases
+    ]
+
+
 # Small systems: a second thread gains little, and on a busy machine spinning threads cost a lot.
 torch.set_num_threads(1)
 
@@ -180,6 +190,17 @@ def pytest_addoption(parser):
 def pytest_configure():
     """Runs keep the key of their checkpoints in a folder of the tests, for other processes too, and not with the user's own."""
     os.environ["XDG_STATE_HOME"] = str(Path(_FOLDER.name) / "state")
+
+
+# Files that take a minute come first, so that no process has one left when the others are done.
+LONGEST = tuple(
+    f"test_{name}.py"
+    for name in ("charge_force", "force", "triton", "lowering", "replica_exchange", "potential", "simulation")
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_runtest_setup(item):

@@ -8,13 +8,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, PUBLISHED2, published
+from conftest import ACEFF2, CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, PUBLISHED2, published
 
 from openmm_tensornet import load_model
 from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.coulomb import coulomb_interaction
+from openmm_tensornet.model import pair_geometry
 from openmm_tensornet.neighbors import find_pairs
 
+# Of the published numbers; stand-ins have both boxes.
+SMALL_SYSTEMS = ("acetate", "alanine", "chloroiodomethane", "methylammonium", "toluene", "triclinic")
 # Against the oracle in float64: eV an atom, eV/Å.
 ORACLE = (1e-9, 1e-8)
 SAME = {"rtol": 1e-10, "atol": 1e-10}
@@ -37,7 +40,7 @@ def arguments_of(case, model):
     return [z, x, molecules, find_pairs(x, molecules, model.cutoff, box), len(charges), charges]
 
 
-@pytest.mark.parametrize("name", [*CHARGE_CASES, *published(PUBLISHED2)])
+@pytest.mark.parametrize("name", [*CHARGE_CASES, *published(PUBLISHED2, quick=SMALL_SYSTEMS)])
 def test_oracle(name):
     case = (CHARGE_CASES | PUBLISHED2)[name]
     model = model_of(case.checkpoint, case.coulomb_cutoff)
@@ -65,8 +68,22 @@ def test_charges_sum_to_the_total_charge(name):
     with torch.no_grad():
         charges = model.partial_charges(*arguments_of(case, model)).numpy()
     total = np.bincount(case.atoms.molecules, charges)
-    assert np.abs(total - case.atoms.charges).max() < 1e-6
-    assert np.ptp(charges) > 1e-3
+    assert np.abs(total - case.atoms.charges).max() < 1e-12
+    # Equal charges would do so, too. Stand-ins have small ones: seeded.py makes their last layers small.
+    assert np.ptp(charges) > (2e-3 if name in ACEFF2 else 0.3)
+
+
+@pytest.mark.parametrize("name", CHARGE_VARIANTS)
+def test_charges_of_every_channel_sum_to_the_total_charge(name):
+    """As the equilibration makes them, before what it leaves out is shared among the atoms."""
+    case = CHARGE_VARIANTS[name]
+    model = model_of(case.checkpoint)
+    z, x, molecules, pairs, count, total = arguments_of(case, model)
+    with torch.no_grad():
+        _, layers = model.tensors_and_charges(z, pairs.edge_index, *pair_geometry(x, pairs), molecules, total)
+    for charges in layers:
+        sums = charges.new_zeros(count, charges.shape[1]).index_add(0, molecules, charges)
+        assert float((sums - total.unsqueeze(1)).abs().max()) < 1e-3 < 0.1 < float(charges.abs().max())
 
 
 @pytest.mark.published("aceff-2.0")

@@ -16,7 +16,7 @@ import numpy as np
 import openmm
 import pytest
 import torch
-from conftest import ACEFF, CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published
+from conftest import CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published, some
 from openmm import unit
 from openmm.app import Element, Topology
 
@@ -52,12 +52,24 @@ def cached_system(name: str, precision: str) -> openmm.System:
         box_vectors=case.box,
         precision=precision,
     )
-    system = make_system(None, len(atoms.numbers), case.box)
+    return adopting_system(force, len(atoms.numbers), case.box)
+
+
+def adopting_system(force: openmm.Force, particles: int, box: np.ndarray | None = None) -> openmm.System:
+    """A System that takes the force itself, which lives no longer than it: a copy takes seconds."""
+    system = make_system(None, particles, box)
     system.addForce(force)
     return system
 
 
+@cache
+def shared_system(force: openmm.Force, particles: int, kind: str | None = None) -> openmm.System:
+    """The same, for all platforms."""
+    return adopting_system(force, particles, None if kind is None else box_of(kind))
+
+
 def make_system(force: openmm.Force | None, particles: int, box: np.ndarray | None = None) -> openmm.System:
+    """A System with a copy of the force."""
     system = openmm.System()
     for _ in range(particles):
         system.addParticle(12.0)
@@ -83,7 +95,9 @@ def evaluate(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.
 
 @pytest.mark.filterwarnings("ignore:.*trained without total charges")
 @pytest.mark.parametrize("precision", ["double", "single"])
-@pytest.mark.parametrize("name", [*CASES, *published(PUBLISHED, quick=("acetate", "triclinic"))])
+@pytest.mark.parametrize(
+    "name", [*some(CASES, quick=("acetate", "triclinic")), *published(PUBLISHED, quick=("acetate",))]
+)
 def test_oracle(name, precision, platform):
     case = (CASES | PUBLISHED)[name]
     energy, forces = evaluate(context_of(cached_system(name, precision), platform), case.positions)
@@ -143,13 +157,16 @@ def boxed_force(kind: str) -> TensorNetForce:
 @cache
 def copies_force() -> TensorNetForce:
     """Four molecules at the same place."""
-    case = ACEFF["chloroiodomethane"]
-    return TensorNetForce(
-        case.checkpoint,
-        atomic_numbers=case.atoms.numbers * 4,
-        molecules=np.repeat(np.arange(4), len(case.positions)),
-        precision="double",
-    )
+    numbers = first_molecule()[0]
+    return small_force(*numbers * 4, molecules=tuple(k for k in range(4) for _ in numbers))
+
+
+@cache
+def first_molecule() -> tuple[tuple[int, ...], np.ndarray, float, np.ndarray]:
+    """Atomic numbers, positions, and the oracle's energy and forces of the small model for one molecule."""
+    case = VARIANTS[SMALL_VARIANT]
+    n = case.atoms.molecules.count(0)
+    return tuple(case.atoms.numbers[:n]), case.positions[:n], case.energies[0], case.forces[:n]
 
 
 @cache
@@ -170,7 +187,7 @@ def serialized_force() -> TensorNetForce:
 class TestInvariances:
     def test_rotation_and_translation(self, variant, platform):
         case, force = variant
-        context = context_of(make_system(force, len(case.positions)), platform)
+        context = context_of(shared_system(force, len(case.positions)), platform)
         energy, forces = evaluate(context, case.positions)
         q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))
         for matrix in (q, -q):  # O(3): a reflection too
@@ -180,7 +197,7 @@ class TestInvariances:
 
     def test_permutation_of_like_atoms(self, variant, platform):
         case, force = variant
-        context = context_of(make_system(force, len(case.positions)), platform)
+        context = context_of(shared_system(force, len(case.positions)), platform)
         energy, forces = evaluate(context, case.positions)
         numbers = np.array(case.atoms.numbers)
         order = np.arange(len(numbers))
@@ -193,7 +210,7 @@ class TestInvariances:
 
     def test_finite_differences(self, variant, platform):
         case, force = variant
-        context = context_of(make_system(force, len(case.positions)), platform)
+        context = context_of(shared_system(force, len(case.positions)), platform)
         _, forces = evaluate(context, case.positions)
         step = 1e-4  # nm
         for atom, axis in ((0, 0), (4, 1), (13, 2), (19, 0)):
@@ -209,7 +226,7 @@ class TestInvariances:
     def test_lattice_translation(self, variant, platform, box_kind):
         case, _ = variant
         box, force = box_of(box_kind), boxed_force(box_kind)
-        context = context_of(make_system(force, len(case.positions), box), platform)
+        context = context_of(shared_system(force, len(case.positions), box_kind), platform)
         energy, forces = evaluate(context, case.positions)
         turns = np.random.default_rng(2).integers(-3, 4, size=(len(forces), 3))
         moved, moved_forces = evaluate(context, case.positions + turns @ box)
@@ -219,22 +236,22 @@ class TestInvariances:
     def test_subset_of_a_larger_system(self, platform):
         x = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
         alone = small_force(8, 1, 1)
-        energy, forces = evaluate(context_of(make_system(alone, 3), platform), x)
+        energy, forces = evaluate(context_of(shared_system(alone, 3), platform), x)
         part = small_force(8, 1, 1, atoms=(4, 1, 7))
         everywhere = np.random.default_rng(3).normal(size=(9, 3))
         everywhere[[4, 1, 7]] = x
-        part_energy, part_forces = evaluate(context_of(make_system(part, 9), platform), everywhere)
+        part_energy, part_forces = evaluate(context_of(shared_system(part, 9), platform), everywhere)
         assert part_energy == pytest.approx(energy, abs=1e-9)
         assert np.allclose(part_forces[[4, 1, 7]], forces, rtol=0, atol=1e-9)
         assert (part_forces[[0, 2, 3, 5, 6, 8]] == 0).all()
 
     def test_overlapping_copies(self, platform):
-        case = ACEFF["chloroiodomethane"]
-        n = len(case.positions)
-        force = copies_force()
-        energy, forces = evaluate(context_of(make_system(force, 4 * n), platform), np.tile(case.positions, (4, 1)))
-        assert energy / 4 == pytest.approx(case.energies[0], abs=n * 1e-7)
-        assert np.allclose(forces, np.tile(case.forces, (4, 1)), rtol=0, atol=1e-6)
+        numbers, positions, expected, expected_forces = first_molecule()
+        n = len(numbers)
+        context = context_of(shared_system(copies_force(), 4 * n), platform)
+        energy, forces = evaluate(context, np.tile(positions, (4, 1)))
+        assert energy / 4 == pytest.approx(expected, abs=n * 1e-7)
+        assert np.allclose(forces, np.tile(expected_forces, (4, 1)), rtol=0, atol=1e-6)
 
 
 def test_no_graph_with_a_scale_parameter():
@@ -246,12 +263,21 @@ def test_no_graph_with_a_scale_parameter():
         assert dict(force.getProperties())["useCUDAGraphs"] == captured
 
 
+@pytest.fixture(scope="module")
+def exported(variant, tmp_path_factory) -> tuple[Path, dict]:
+    """A file of the small model's force, and its metadata."""
+    (case, force), path = variant, tmp_path_factory.mktemp("exported") / "exported.pt"
+    numbers, kernels = case.atoms.numbers, force.metadata["kernels"]
+    model = load_model(case.checkpoint)
+    return path, export_torchscript(model, path, atomic_numbers=numbers, precision="double", kernels=kernels)
+
+
 class TestSerialization:
     @pytest.mark.parametrize("way", ["deepcopy", "XML"])
     def test_round_trip(self, variant, platform, way):
         case, _ = variant
-        box, force = box_of("rectangular"), serialized_force()
-        system = make_system(force, len(case.positions), box)
+        force = serialized_force()
+        system = shared_system(force, len(case.positions), "rectangular")
         energy, forces = evaluate(context_of(system, platform), case.positions)
         if way == "deepcopy":
             again = copy.deepcopy(system)
@@ -268,23 +294,16 @@ class TestSerialization:
         assert again_energy == energy
         assert (again_forces == forces).all()
 
-    def test_exported_file(self, variant, platform, tmp_path):
+    def test_exported_file(self, variant, exported, platform):
         case, force = variant
-        path = tmp_path / "exported.pt"
-        metadata = export_potential(
-            load_model(case.checkpoint),
-            path,
-            atomic_numbers=case.atoms.numbers,
-            precision="double",
-            kernels=force.metadata["kernels"],
-        )
+        path, metadata = exported
         assert read_metadata(path) == metadata
-        assert [p.name for p in tmp_path.iterdir()] == ["exported.pt"]
+        assert [p.name for p in path.parent.iterdir()] == ["exported.pt"]
         loaded = TensorNetForce(path, atomic_numbers=case.atoms.numbers)
         assert loaded.metadata == metadata | {"name": "TensorNetForce", "scale_parameter": None}
         n = len(case.positions)
-        expected = evaluate(context_of(make_system(force, n), platform), case.positions)
-        energy, forces = evaluate(context_of(make_system(loaded, n), platform), case.positions)
+        expected = evaluate(context_of(shared_system(force, n), platform), case.positions)
+        energy, forces = evaluate(context_of(adopting_system(loaded, n), platform), case.positions)
         assert energy == expected[0]
         assert (forces == expected[1]).all()
 
@@ -408,9 +427,9 @@ class TestArguments:
     def test_molecules_from_the_first_to_an_empty_last_one(self, model, platform):
         options = {"atomic_numbers": [8, 1, 1], "precision": "double"}
         force = TensorNetForce(model, molecules=[0, 0, 0], total_charge=[0, 0], **options)
-        energy, _ = evaluate(context_of(make_system(force, 3), platform), WATER)
+        energy, _ = evaluate(context_of(adopting_system(force, 3), platform), WATER)
         alone = TensorNetForce(model, **options)
-        assert energy == pytest.approx(evaluate(context_of(make_system(alone, 3), platform), WATER)[0], abs=1e-9)
+        assert energy == pytest.approx(evaluate(context_of(adopting_system(alone, 3), platform), WATER)[0], abs=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import CHARGE_VARIANTS, KJ_PER_EV, VARIANTS
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from openmm_tensornet import graphsafety
+from openmm_tensornet import graphsafety, load_model, program
 from openmm_tensornet.flatten import flatten
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.kernels import definitions, functions, gpu_functions, operators
+from openmm_tensornet.potential import RANK, TABLE_SIZES, copy_double
+from openmm_tensornet.program import radial_functions, radial_tables
+from openmm_tensornet.testing import TABULATION
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
 from openmm_tensornet.kernels import cpu_matmul
@@ -199,6 +203,44 @@ def test_operators_equal_their_definitions(name, dtype, monkeypatch):
                 least = {"equilibrate": 1.0, "interact": 100.0}.get(name, 1e-30)
                 error = float((a.double() - b).abs().max() / b.abs().max().clamp_min(least))
                 assert error < TOLERANCE[dtype], (atoms, channels, error)
+
+
+def by_plain_pytorch(monkeypatch):
+    """Put the plain PyTorch of each operator in its place, with what the operator gives beyond it."""
+    d = definitions
+    standing = {
+        "_Geometry": d.geometry,
+        "_Embed": lambda *a: (d.embed(*a), a[0]),
+        "_Interact": lambda *a: d.interact(*a)[0],
+        "_BlockMessage": d.block_message,
+        "_ChargeMessage": lambda *a: d.charge_message(*a[:-2]),
+        "_NormFeatures": lambda x, *affine: (x, d.norm_features(x, *affine)),
+        **{
+            f"_{n.title().replace('_', '')}": getattr(d, n)
+            for n in ("part_features", "equilibrate", "normalize", "gate")
+        },
+        **{f"_{n.title().replace('_', '')}": getattr(d, n) for n in ("product", "plus_square", "head")},
+    }
+    for name, function in standing.items():
+        monkeypatch.setattr(getattr(functions, name), "apply", function)
+
+
+@pytest.mark.parametrize("way", ["blocks", "list"])
+@pytest.mark.parametrize("name", ["so3-gauss-2layers-meanstd", "so3", "lower-cutoff-mean"])
+def test_plain_pytorch_of_the_operators_is_the_oracle(name, way, monkeypatch):
+    """So that a kernel which equals it is right, also one for GPUs that none is here to run. Two of the models have charges."""
+    if way == "list":
+        monkeypatch.setattr(program, "DENSE_ATOMS", 1)
+    by_plain_pytorch(monkeypatch)
+    case = (VARIANTS | CHARGE_VARIANTS)[name]
+    model = copy_double(load_model(case.checkpoint))
+    rooms = program.choose_rooms(model, case.atoms, None, [], "fused")
+    radial = radial_functions(model, rooms[0].capacity is None)
+    tables = radial_tables(model, radial, TABLE_SIZES[-1], RANK["double"], torch.float64)
+    fused = program.StaticProgram(model, case.atoms, False, torch.float64, tables, rooms, fused=True)
+    energies, forces = (found.detach().numpy() / KJ_PER_EV for found in fused(case.tensors()[0])[:2])
+    assert np.abs(energies - case.energies).max() / len(forces) < TABULATION["double"].energy
+    assert np.linalg.norm(forces / 10 - case.forces) / np.linalg.norm(case.forces) < TABULATION["double"].force
 
 
 @pytest.mark.parametrize("atoms", ATOMS)

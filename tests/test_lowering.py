@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from conftest import CASES, CHARGE_CASES
+from conftest import CASES, CHARGE_CASES, some
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ def potential(name: str, precision: str) -> tuple[StaticPotential, tuple[Tensor,
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", some(SYSTEMS, quick=("alanine", "triclinic")))
 def test_the_same_numbers(name, precision):
     static, inputs = potential(name, precision)
     lowered = lowering.lower(static.program)

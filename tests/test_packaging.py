@@ -36,6 +36,7 @@ MAKE_TARGETS = {
     "test",
     "test-alone",
     "test-slow",
+    "test-mutations",
     "test-matrix",
     "lint",
     "format",

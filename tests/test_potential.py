@@ -244,7 +244,7 @@ def test_the_same_programs_with_and_without_a_gpu(case, count, periodic, precisi
 def test_launches_do_not_grow_with_the_pairs(case, periodic, monkeypatch):
     """A list is one chunk on a GPU; on a CPU it is many, which give the same numbers."""
     model = choose_coulomb_cutoff(load_model(case.checkpoint), periodic, None)
-    monkeypatch.setattr(program, "CHUNK", 100)
+    monkeypatch.setattr(program, "CHUNK", 300)
     atoms = Atoms.make([8, 1] * 30)
     edge = 2.5 * model.cutoff * model.units.nm_per_length if periodic else None
     inputs = (packing(atoms, 3, None if edge is None else torch.eye(3, dtype=torch.float64) * edge),)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from openmm_tensornet.runfiles import DCD_HEADER_BYTES, RunFiles
+
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 
 ATOMS_BEYOND = """
@@ -100,25 +102,89 @@ simulation = Simulation(
 )
 simulation.context.setPositions(pdb.positions)
 simulation.step(5)
-for number, kind in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Stop)):
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+for number, kind in ((signal.SIGINT, KeyboardInterrupt), *[(signal.SIGUSR1, Stop)] * 10):
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
     try:
         simulation.integrator.step(10**6)  # one call of OpenMM
     except kind as error:
-        print(type(error).__name__)
+        print(repr(error))
 simulation.step(5)
 print("goes on")
 """
 
 
+@pytest.mark.parametrize("backend", ["torch", "python"])
 @pytest.mark.parametrize("platform", ["Reference", "CPU"])
-def test_signals_reach_the_user(platform, tmp_path):
+def test_signals_reach_the_user(platform, backend, tmp_path):
     """Ctrl-C, and the exception of a handler of the user's own, end one long step; the Context is as good as before."""
     pytest.importorskip("numba", reason="numba is not installed, and portable kernels run no Python")
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
-    command = [sys.executable, script, EXAMPLE, platform, "torch"]
+    command = [sys.executable, script, EXAMPLE, platform, backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.split("\n")) == (0, ["KeyboardInterrupt", "Stop", "goes on", ""]), done.stderr[
-        -2000:
-    ]
+    expected = "KeyboardInterrupt()\n" + 10 * "Stop('from the handler')\n" + "goes on\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr[-2000:]
+
+
+RUN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import openmm_tensornet.system
+from openmm.app import Simulation
+from openmm_tensornet import cli
+
+model, structure = sys.argv[1:]
+
+def simulate(output, *options):
+    print(cli.main(
+        ["simulate", structure, "--model", model, "--output", output, "--time", "1 ps", "--equilibration-time", "0.01 ps",
+         "--report-interval", "10", "--seed", "3", "--platform", "Reference", "--quiet", *options]
+    ), file=sys.stderr)
+
+def during(function, number):
+    # What sends a signal to its own process and goes on.
+    def run(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return function(*arguments, **options)
+    return run
+
+def after_rows(count, number):
+    energies = Path("stopped", "energies.csv")
+    while not (energies.exists() and energies.read_text().count("\\n") > count):
+        time.sleep(0.001)
+    os.kill(os.getpid(), number)
+
+create, minimize = openmm_tensornet.system.create_system, Simulation.minimizeEnergy
+openmm_tensornet.system.create_system = during(create, signal.SIGTERM)
+simulate("stopped")
+openmm_tensornet.system.create_system = create
+Simulation.minimizeEnergy = during(minimize, signal.SIGTERM)
+simulate("stopped")
+Simulation.minimizeEnergy = minimize
+for rows, number, options in ((3, signal.SIGINT, ()), (30, signal.SIGTERM, ("--resume",))):
+    threading.Thread(target=after_rows, args=(rows, number), daemon=True).start()
+    simulate("stopped", *options)
+    print(Path("stopped", "energies.csv").read_text().count("\\n") > rows, file=sys.stderr)
+simulate("stopped", "--resume")
+simulate("undisturbed")
+print(int(signal.getsignal(signal.SIGTERM)), file=sys.stderr)
+"""
+
+
+def test_a_run_that_is_interrupted_is_resumed(tmp_path):
+    """By SIGINT and SIGTERM: one line, a checkpoint of the last report, status 130; the output is that of an undisturbed run."""
+    command = [sys.executable, "-c", RUN, "alanine-dipeptide-gfn2", EXAMPLE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    resumes = "interrupted; resuming continues from stopped/checkpoint.zip"
+    assert done.stderr.splitlines() == [
+        "interrupted: before the run began, no checkpoint was written", "130",
+        "interrupted: minimisation, before the first checkpoint; start again", "130",
+        resumes, "130", "True",
+        resumes, "130", "True",
+        "0", "0", "0",
+    ]  # fmt: skip
+    first, second = (RunFiles.in_directory(tmp_path / name) for name in ("stopped", "undisturbed"))
+    for name in ("energies", "final"):
+        assert getattr(first, name).read_bytes() == getattr(second, name).read_bytes()
+    frames = [files.trajectory.read_bytes()[DCD_HEADER_BYTES:] for files in (first, second)]
+    assert frames[0] == frames[1] != b""

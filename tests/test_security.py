@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import stat
 import sys
 import zipfile
@@ -203,14 +204,21 @@ def test_a_checkpoint_of_a_run_holds_numbers_only(tmp_path, monkeypatch, change)
     assert not os.path.exists("it-ran")
 
 
-def test_a_member_that_declares_more_than_there_is(tmp_path):
-    """Refused before Python gets memory for it."""
+@pytest.mark.parametrize(
+    ("member", "place", "value", "message"),
+    [
+        pytest.param(0, 20, 1 << 31, "a member is longer than the archive", id="memory for more than there is"),
+        pytest.param(2, 32, 46 + 11 + 46 + 9, "has 3 members, and 5 are expected", id="two members in a comment"),
+    ],
+)
+def test_a_directory_that_is_not_that_of_the_archive(tmp_path, member, place, value, message):
+    """A field of a member's entry changed: its compressed size, or the length of its comment."""
     made = run(tmp_path / "run").checkpoint
     data = bytearray(made.read_bytes())
-    at = data.index(b"PK\1\2") + 20
-    data[at : at + 4] = (1 << 31).to_bytes(4, "little")
+    at = [match.start() for match in re.finditer(rb"PK\x01\x02", data)][member] + place
+    data[at : at + 4] = value.to_bytes(4, "little")
     made.write_bytes(data)
-    with pytest.raises(ValueError, match="a member is longer than the archive"):
+    with pytest.raises(ValueError, match=message):
         runfiles.Checkpoint.read(made, 3)
 
 

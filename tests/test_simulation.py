@@ -560,6 +560,24 @@ def test_progress_bar_on_a_terminal(alanine, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_reports_do_not_read_the_module(alanine, model, tmp_path, monkeypatch):
+    """OpenMM hands out forces without their module, and to read it takes longer than the steps between reports."""
+    from openmm_tensornet.force import TensorNetForce
+
+    read = []
+    adopt = TensorNetForce._adopt
+    monkeypatch.setattr(TensorNetForce, "_adopt", lambda self, force: read.append(force) or adopt(self, force))
+    counts = []
+    for reports in (1, 4):
+        system = create_system(alanine.topology, model)
+        # The model is random, and no step is long enough to bring atoms together.
+        options = dict(minimize=False, equilibration_time=0, timestep=1e-4, report_interval=1, time=reports * 1e-7)
+        run(alanine, tmp_path / str(reports), system=system, **options)
+        counts.append(len(read))
+        read.clear()
+    assert counts[0] == counts[1] > 0
+
+
 def test_speed_leaves_preparation_out(alanine, tmp_path, monkeypatch):
     monkeypatch.setattr(app.Simulation, "minimizeEnergy", lambda *_, **__: time.sleep(1))
     summary = run(alanine, tmp_path, temperature=1e5)

@@ -32,6 +32,20 @@ from .cuda_steps import (
 
 
 @triton.jit
+def _neighbors(
+    by_atom, pairs, distance, table, count, atoms, channels, intervals, k, end, f, inside, cutoff: tl.constexpr
+):
+    """Of entries k of `by_atom`: pairs, other atoms, directions, which are within the cutoff, of which channels, and their functions."""
+    exists, p, other, sign = entries(by_atom, pairs, count, atoms, k, end)
+    d = tl.load(distance + p, exists, 0)
+    near = exists & ~(d >= cutoff)
+    row, t, _ = locate(d, intervals, cutoff, table.dtype.element_ty)
+    mask = near[:, None] & inside[None, :]
+    values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
+    return p, other, sign, near, mask, values
+
+
+@triton.jit
 def _embed(
     distance, unit, pairs, by_atom, receiver, sender, own, table, result, count, atoms, channels, intervals,
     cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -45,12 +59,9 @@ def _embed(
     x = (x0, zero, zero, zero, zero, zero, zero, zero, zero)
     start, end = tl.load(by_atom + atom), tl.load(by_atom + atom + 1)
     for first in range(start, end, BLOCK):
-        exists, p, other, sign = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
-        d = tl.load(distance + p, exists, 0)
-        near = exists & ~(d >= cutoff)
-        row, t, _ = locate(d, intervals, cutoff, dtype)
-        mask = near[:, None] & inside[None, :]
-        values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
+        p, other, sign, near, mask, values = _neighbors(
+            by_atom, pairs, distance, table, count, atoms, channels, intervals, first + tl.arange(0, BLOCK), end, f, inside, cutoff
+        )  # fmt: skip
         z = z_i[None, :] + tl.load(sender + other[:, None] * channels + f[None, :], mask, 0)
         u = sign * tl.load(unit + 3 * p, near, 0)
         v = sign * tl.load(unit + 3 * p + 1, near, 0)
@@ -126,12 +137,9 @@ def _gather(
     zero = tl.zeros((WIDTH,), dtype)
     m = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     for first in range(start, end, BLOCK):
-        exists, p, other, _ = entries(by_atom, pairs, count, atoms, first + tl.arange(0, BLOCK), end)
-        d = tl.load(distance + p, exists, 0)
-        near = exists & ~(d >= cutoff)
-        row, t, _ = locate(d, intervals, cutoff, dtype)
-        mask = near[:, None] & inside[None, :]
-        values = function_values(table, row[:, None], tl.where(near, t, 0)[:, None], f[None, :], mask, channels)
+        _, other, _, _, mask, values = _neighbors(
+            by_atom, pairs, distance, table, count, atoms, channels, intervals, first + tl.arange(0, BLOCK), end, f, inside, cutoff
+        )  # fmt: skip
         y_j = load(y, atoms * channels, other[:, None] * channels + f[None, :], mask)
         m = plus(m, sum_rows(by_part(values, y_j)))
     return m

@@ -128,6 +128,12 @@ def block_message(weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     return (f * y.unflatten(1, (atoms // n, 1, n))).sum(3).flatten(1, 2)
 
 
+def _directed(pairs: Tensor, atoms: int) -> Tensor:
+    """Receivers and senders, (2, E): the atoms themselves, then pairs, then these turned around."""
+    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
+    return torch.cat((itself, pairs, pairs.flip(0)), dim=1)
+
+
 def charge_message(
     distance: Tensor, pairs: Tensor, table: Tensor, cutoff: float, own: Tensor, terms: Tensor,
     panels1: Tensor, bias1: Tensor, panels2: Tensor, bias2: Tensor, y: Tensor,
@@ -139,8 +145,7 @@ def charge_message(
     results, for the backward pass alone.
     """
     atoms, (receiver, sender) = len(terms), terms.chunk(2, dim=1)
-    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
-    i, j = torch.cat((itself, pairs, pairs.flip(0)), dim=1)
+    i, j = _directed(pairs, atoms)
     f = functions(distance, table, cutoff)
     *share, c = torch.cat((own.expand(atoms, -1), f, f)).tensor_split((receiver.shape[1],), dim=1)
     h = torch.nn.functional.silu(share[0] + receiver[i] + sender[j])
@@ -148,12 +153,6 @@ def charge_message(
         h = torch.nn.functional.silu(torch.addmm(bias, h, unpack(panels, h.shape[1], len(bias))))
     w = by_component((c * h).unflatten(1, (3, -1)))
     return torch.zeros_like(y).index_add(1, i, w * y[:, j])
-
-
-def _directed(pairs: Tensor, atoms: int) -> Tensor:
-    """Receivers and senders, (2, E): the atoms themselves, then pairs, then these turned around."""
-    itself = torch.arange(atoms, device=pairs.device).expand(2, -1)
-    return torch.cat((itself, pairs, pairs.flip(0)), dim=1)
 
 
 def pair_terms(

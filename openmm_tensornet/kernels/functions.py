@@ -343,6 +343,14 @@ class ChargeTables(Module):
                 self.register_buffer(f"table_{k}", table.index_select(2, chosen).to(self.dtype))
                 self.register_buffer(f"own_{k}", own.index_select(0, chosen).to(self.dtype))
                 k += 1
+        for k, layer in enumerate(model.layers):
+            for which, linear in enumerate(layer.radial[1:], 1):
+                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(self.dtype))
+                self.keep_weight(f"{which}_{k}", linear.weight.detach().to(self.dtype))
+
+    def keep_weight(self, place: str, weight: Tensor) -> None:
+        """Register a linear layer's weight, shape (out, in), as the message takes it, under names that end in `place`."""
+        raise NotImplementedError
 
     def forward(self, distance: Tensor, unit: Tensor, pairs: Tensor) -> tuple[Tensor, Any]:
         """As in ChargePairSums."""
@@ -354,23 +362,11 @@ class ChargeTables(Module):
 class FusedChargeSums(ChargeTables):
     """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.charge_network.ChargePairSums`; arguments as of the base."""
 
-    def __init__(
-        self,
-        model: TensorNet2,
-        radial: list[RadialTable],
-        self_functions: list[Tensor],
-        embedding: FusedSums,
-        slots: Tensor | None = None,
-    ):
-        super().__init__(model, radial, self_functions, embedding, slots)
+    def keep_weight(self, place: str, weight: Tensor) -> None:
         from .cpu_matmul import pack  # which needs numba
 
-        for k, layer in enumerate(model.layers):
-            for which, linear in enumerate(layer.radial[1:], 1):
-                weight = linear.weight.detach().to(self.dtype)
-                self.register_buffer(f"panels{which}_{k}", pack(weight.T))
-                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(self.dtype))
-                self.register_buffer(f"back{which}_{k}", pack(weight))
+        self.register_buffer(f"panels{place}", pack(weight.T))
+        self.register_buffer(f"back{place}", pack(weight))
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
         """As in ChargePairSums."""

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..charges import TensorNet2
 from ..module import Module
-from ..tabulate import RadialTable
-from .functions import ChargeTables, FusedOperators, FusedSums
+from .functions import ChargeTables, FusedOperators
 
 _OPS = torch.ops.openmm_tensornet
 
@@ -91,19 +90,8 @@ class GPUOperators(FusedOperators):
 class DirectedSums(ChargeTables):
     """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.charge_network.ChargePairSums`; arguments as of the base."""
 
-    def __init__(
-        self,
-        model: TensorNet2,
-        radial: list[RadialTable],
-        self_functions: list[Tensor],
-        embedding: FusedSums,
-        slots: Tensor | None = None,
-    ):
-        super().__init__(model, radial, self_functions, embedding, slots)
-        for k, layer in enumerate(model.layers):
-            for which, linear in enumerate(layer.radial[1:], 1):
-                self.register_buffer(f"weight{which}_{k}", linear.weight.detach().T.contiguous().to(self.dtype))
-                self.register_buffer(f"bias{which}_{k}", linear.bias.detach().to(self.dtype))
+    def keep_weight(self, place: str, weight: Tensor) -> None:
+        self.register_buffer(f"weight{place}", weight.T.contiguous())
 
     def message(self, weight: Any, y: Tensor) -> Tensor:
         """As in ChargePairSums."""
