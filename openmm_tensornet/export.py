@@ -348,7 +348,7 @@ def export_potential(
     particles : list of int, optional
         Index in the System of each atom.
     periodic, precision, tabulate, max_pairs, kernels
-        See :class:`~openmm_tensornet.potential.StaticPotential`.
+        See :class:`~openmm_tensornet.potential.StaticPotential`. With `tabulate=False` kernels are portable.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
     coulomb_cutoff : float, optional
@@ -394,7 +394,7 @@ def export_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
-        kernels=choose_kernels(kernels),
+        kernels=choose_kernels(kernels if tabulate or kernels != "auto" else "portable"),
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,
