@@ -6,6 +6,7 @@ The scripts are as users write them. What differs between runs, OpenMM's platfor
 FOLDER has the files that they read: tests/test_zoo.py makes it.
 """
 
+import io
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 ZOO = Path(__file__).parent
@@ -37,7 +39,8 @@ def main(folder: Path, backend: str, platform: str, names: list[str]) -> None:
             os.chdir(there)
             problem = None
             try:
-                runpy.run_path(str(ZOO / f"{name}.py"), run_name="__main__")
+                with redirect_stdout(io.StringIO()):
+                    runpy.run_path(str(ZOO / f"{name}.py"), run_name="__main__")
             except BaseException:
                 problem = traceback.format_exc()
             os.chdir(ZOO)
