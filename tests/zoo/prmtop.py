@@ -3,7 +3,7 @@
 from openmm import LangevinMiddleIntegrator
 from openmm.app import AmberInpcrdFile, AmberPrmtopFile, Simulation
 from openmm.unit import femtoseconds, kelvin, picosecond
-from openmmtools.utils import get_data_filename
+from openmmtools.testsystems import get_data_filename
 
 from openmm_tensornet import create_system
 

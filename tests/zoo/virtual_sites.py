@@ -20,8 +20,10 @@ system.addForce(pull)
 context = Context(system, VerletIntegrator(0.5 * femtoseconds))
 context.setPositions([*pdb.positions.value_in_unit(nanometers), Vec3(0, 0, 0)])
 context.computeVirtualSites()
-start = context.getState(positions=True).getPositions(asNumpy=True)._value
 context.getIntegrator().step(50)
-positions = context.getState(positions=True).getPositions(asNumpy=True)._value
+state = context.getState(positions=True, velocities=True)
+positions = state.getPositions(asNumpy=True)._value
 assert np.allclose(positions[site], np.array([0.4, 0.3, 0.3]) @ positions[4:7])
-assert positions[site, 0] > start[site, 0]
+masses = [system.getParticleMass(index)._value for index in range(site)]
+momentum = masses @ state.getVelocities(asNumpy=True)._value[:site]
+assert np.allclose(momentum, [100 * 0.025, 0, 0], atol=0.01)  # the pull on the site reaches its atoms
