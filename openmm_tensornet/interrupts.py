@@ -60,7 +60,11 @@ class Entry(threading.local):
                 answer = callback()(argument)
         except GeneratorExit:
             return
-        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
+        except BaseException as raised:  # of which OpenMM keeps the text alone, by which its exception is known
+            error = raised
+            # OpenMM makes vectors in C++, one after another: what a handler raises in one makes a SystemError in the next.
+            while isinstance(error, SystemError) and error.__cause__ is not None:
+                error = error.__cause__
             _raised.append(error)
             self.__init__(callback)  # type: ignore[misc]  # a generator that raises has ended
             raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ import torch
 from openmm_tensornet.system import BACKENDS, force_class
 
 SECONDS = 60
+TOLERANCE = 10  # kJ/mol/nm, where OpenMM's minimiser stops unless told
 DISTANCES = (0.02, 0.05)  # nm
 MOLECULES = {
     "ethanol": "CCO",
@@ -62,7 +63,8 @@ def distort(positions: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def minimised(
     model: Any, backend: str, numbers: list[int], charge: int, structures: list[np.ndarray]
 ) -> Iterator[dict]:
-    """Energies (kJ/mol) before and after a minimisation of each structure, and its time (s); what it raised, if it did."""
+    """Energies (kJ/mol) before and after a minimisation of each structure, root mean square of the forces' components after it
+    (kJ/mol/nm), and its time (s); what it raised, if it did."""
     system = openmm.System()
     for number in numbers:
         system.addParticle(openmm.app.Element.getByAtomicNumber(number).mass)
@@ -82,9 +84,11 @@ def minimised(
         finally:
             signal.alarm(0)
         seconds = time.monotonic() - started
-        after = context.getState(energy=True).getPotentialEnergy()._value
+        state = context.getState(energy=True, forces=True)
+        after = state.getPotentialEnergy()._value
+        force = float(np.sqrt(np.mean(state.getForces(asNumpy=True)._value ** 2)))
         good = not raised and math.isfinite(before) and math.isfinite(after) and after < before
-        yield {"before": before, "after": after, "seconds": seconds, "raised": raised, "good": good}
+        yield {"before": before, "after": after, "force": force, "seconds": seconds, "raised": raised, "good": good}
 
 
 def _too_long(*_: object) -> None:
@@ -109,8 +113,9 @@ def main() -> int:
                 bad = [one for one in found if not one["good"]]
                 failed += len(bad)
                 print(
-                    f"{model}, {name}, {backend}: {len(found) - len(bad)} of {len(found)} finite and lower, at most "
-                    f"{max(one['seconds'] for one in found):.1f} s {bad or ''}",
+                    f"{model}, {name}, {backend}: {len(found) - len(bad)} of {len(found)} finite and lower, "
+                    f"{sum(one['force'] < TOLERANCE for one in found)} with forces below {TOLERANCE} kJ/mol/nm, all below "
+                    f"{max(one['force'] for one in found):.0f}; at most {max(one['seconds'] for one in found):.1f} s {bad or ''}",
                     flush=True,
                 )
     return int(failed > 0)

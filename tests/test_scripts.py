@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from openmm_tensornet.interrupts import Entry
 from openmm_tensornet.runfiles import DCD_HEADER_BYTES, RunFiles
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
@@ -124,6 +125,19 @@ def test_signals_reach_the_user(platform, backend, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     expected = "KeyboardInterrupt()\n" + 10 * "Stop('from the handler')\n" + "goes on\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr[-2000:]
+
+
+def test_a_signal_where_openmm_makes_python_objects():
+    """Python makes a SystemError of what a handler raises in C++ code that calls Python again; the cause is delivered."""
+
+    def callback(_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(RuntimeError, match=r"^KeyboardInterrupt: $"):
+        Entry(lambda: callback).send(None)
 
 
 RUN = """
