@@ -23,6 +23,7 @@ from .checks import array, flag
 from .files import DAMAGED, check_file, open_archive, replace_file, rewrite_archive
 from .geometry import check_positions
 from .graphsafety import check_graph_safety, copied
+from .interrupts import delivered
 from .model import TensorNet
 from .module import Module
 from .neighbors import check_box
@@ -325,6 +326,7 @@ class Exported:
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
+@delivered()
 def compile_potential(
     model: TensorNet,
     atoms: Atoms,

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from openmm_tensornet.interrupts import Entry
+from openmm_tensornet.interrupts import Entry, deliver, delivered
 from openmm_tensornet.runfiles import DCD_HEADER_BYTES, RunFiles
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
@@ -138,6 +139,22 @@ def test_a_signal_where_openmm_makes_python_objects():
 
     with pytest.raises(RuntimeError, match=r"^KeyboardInterrupt: $"):
         Entry(lambda: callback).send(None)
+
+
+@pytest.mark.parametrize("wrap", [deliver, lambda callback: callback])
+def test_a_signal_in_torchscript_outside_of_openmm(wrap):
+    """As while a force is made, whether the handler ran in an operator or before its first line."""
+
+    def run(x):
+        raise KeyboardInterrupt
+
+    library = torch.library.Library("interrupted", "FRAGMENT")
+    library.define("run(Tensor x) -> Tensor")
+    library.impl("run", wrap(run), "CPU")
+    scripted = torch.jit.CompilationUnit("def call(x):\n  return torch.ops.interrupted.run(x)\n")
+    with pytest.raises(KeyboardInterrupt), delivered():
+        scripted.call(torch.ones(1))
+    library._destroy()
 
 
 RUN = """
