@@ -23,6 +23,7 @@ from .checks import array, flag
 from .files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
+from .interrupts import delivered
 from .model import TensorNet
 from .neighbors import check_box
 from .potential import (
@@ -103,6 +104,7 @@ class Exported:
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
+@delivered()
 def compile_potential(
     model: TensorNet,
     atoms: Atoms,

@@ -60,7 +60,11 @@ class Entry(threading.local):
                 answer = callback()(argument)
         except GeneratorExit:
             return
-        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
+        except BaseException as raised:  # of which OpenMM keeps the text alone, by which its exception is known
+            error = raised
+            # OpenMM makes vectors in C++, one after another: what a handler raises in one makes a SystemError in the next.
+            while isinstance(error, SystemError) and error.__cause__ is not None:
+                error = error.__cause__
             _raised.append(error)
             self.__init__(callback)  # type: ignore[misc]  # a generator that raises has ended
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -70,25 +74,42 @@ def translate(kind: type[Exception]) -> None:
     """Let OpenMM's exception, `kind`, give way to that of a callback of which it speaks; once in a process."""
 
     def __init__(self: Exception, *texts: Any) -> None:
-        text = str(texts[0]) if texts else ""
-        found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
-        first = _raised[0] if _raised else None
-        _raised.clear()
-        if first is not None and type(first).__name__ not in text:
-            first = None
-        # A handler ran before the first line of an operator: all that is left is the text that TorchScript made, if it made one.
-        if first is None or (found and type(first) is RuntimeError):
-            name = "KeyboardInterrupt" if text == "" else found and found[1]
-            for known in _kinds(BaseException):
-                if known.__name__ == name:
-                    error = known.__new__(known)
-                    error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
-                    raise error
+        first = _first(str(texts[0]) if texts else "")
         if first is not None:
             raise first
         Exception.__init__(self, *texts)
 
     kind.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def delivered() -> Iterator[None]:
+    """Raise what Python code raised inside TorchScript that is called here, in place of TorchScript's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = _first(str(error))
+        if first is None:
+            raise
+        raise first from error
+
+
+def _first(text: str) -> BaseException | None:
+    """The exception of Python code that an error of C++ with this text stands for; None if it is C++'s own."""
+    found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
+    first = _raised[0] if _raised else None
+    _raised.clear()
+    if first is not None and type(first).__name__ not in text:
+        first = None
+    # A handler ran before the first line of an operator: all that is left is the text that TorchScript made, if it made one.
+    if first is None or (found and type(first) is RuntimeError):
+        name = "KeyboardInterrupt" if text == "" else found and found[1]
+        for known in _kinds(BaseException):
+            if known.__name__ == name:
+                error = known.__new__(known)
+                error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
+                return error
+    return first
 
 
 def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:

@@ -195,7 +195,7 @@ def pytest_configure():
 # Files that take a minute come first, so that no process has one left when the others are done.
 LONGEST = tuple(
     f"test_{name}.py"
-    for name in ("charge_force", "force", "triton", "lowering", "replica_exchange", "potential", "simulation")
+    for name in ("zoo", "charge_force", "force", "triton", "lowering", "replica_exchange", "potential", "simulation")
 )
 
 
