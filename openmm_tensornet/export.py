@@ -518,11 +518,18 @@ def _read(name: str) -> tuple[Specification, bytes, dict]:
     except (KeyError, AttributeError, *DAMAGED) as error:
         raise _damaged(name, f"{type(error).__name__}: {error}") from None
     metadata = parse_metadata(text, name)
+    missing = [entry for entry in _WRITTEN if entry not in metadata]
+    if missing:
+        raise _damaged(name, f"it does not say {', '.join(missing)}")
     content = specification.pack()  # in the one form that is known by its hash
     if key_of(content) != metadata["key"]:
         raise _damaged(name, "its checksum is wrong")
     particles = metadata["particles"]
-    if particles is not None and len(check_particles(particles)) != len(specification.atoms.numbers):
+    try:
+        count = len(specification.atoms.numbers if particles is None else check_particles(particles))
+    except (TypeError, ValueError) as error:
+        raise _damaged(name, error) from None
+    if count != len(specification.atoms.numbers):
         raise _damaged(name, "it has another number of particles than atoms")
     return specification, content, metadata | _describe(specification)
 
