@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .interrupts import undisturbed
+
 _ATEN = torch.ops.aten
 # Operators that only give another view of their input and launch nothing.
 VIEWS = frozenset(
@@ -236,6 +238,7 @@ def copied(module: nn.Module) -> Any:
     return torch.jit.load(buffer, map_location="cpu")
 
 
+@undisturbed
 def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     """Check that a module can be captured in a CUDA graph, and count its kernels.
 

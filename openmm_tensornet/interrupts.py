@@ -11,9 +11,13 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What the last callback raised, until the next one runs.
 _raised: list[BaseException] = []
@@ -88,10 +92,24 @@ def delivered() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first = _first(str(error))
+        first = _first(str(error)) if str(error) else None  # TorchScript's errors have a text
         if first is None:
             raise
         raise first from error
+
+
+def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function in a thread of its own, and so without handlers of signals, which Python runs in the main thread alone.
+
+    For TorchScript on tensors without values, which often forgets what a handler raised in it.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function, *args, **kwargs).result()
+
+    return run
 
 
 def _first(text: str) -> BaseException | None:

@@ -71,11 +71,11 @@ def minimised(
     system.addForce(force_class(backend)(model, atomic_numbers=numbers, total_charge=charge))
     platform = openmm.Platform.getPlatformByName("Reference")
     context = openmm.Context(system, openmm.VerletIntegrator(0.0005), platform)
-    signal.signal(signal.SIGALRM, _too_long)
     for positions in structures:
         context.setPositions(positions)
         before = context.getState(energy=True).getPotentialEnergy()._value
         started, raised = time.monotonic(), ""
+        former = signal.signal(signal.SIGALRM, _too_long)
         signal.alarm(SECONDS)
         try:
             openmm.LocalEnergyMinimizer.minimize(context)
@@ -83,6 +83,7 @@ def minimised(
             raised = f"{type(error).__name__}: {error}"
         finally:
             signal.alarm(0)
+            signal.signal(signal.SIGALRM, former)
         seconds = time.monotonic() - started
         state = context.getState(energy=True, forces=True)
         after = state.getPotentialEnergy()._value

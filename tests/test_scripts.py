@@ -157,6 +157,11 @@ def test_a_signal_in_torchscript_outside_of_openmm(wrap):
     library._destroy()
 
 
+def test_an_error_without_a_text_is_no_signal():
+    with pytest.raises(RuntimeError), delivered():
+        raise RuntimeError
+
+
 RUN = """
 import os, signal, sys, threading, time
 from pathlib import Path

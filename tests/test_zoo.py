@@ -30,7 +30,9 @@ class Interpreter:
         self._folder, self._process = folder, None
 
     def run(self, combination: tuple[str, str], script: str) -> tuple[str | None, list[str]]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
             command = [sys.executable, str(ZOO), str(self._folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._process.stdin.write(f"{' '.join(combination)} {script}\n")
@@ -39,12 +41,16 @@ class Interpreter:
         watch.start()
         line = self._process.stdout.readline()
         watch.cancel()
-        assert line, f"the process ended with status {self._process.wait()}"
+        assert line, f"the process ended with status {self.close()}"
         return tuple(json.loads(line))
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.communicate()
+    def close(self) -> int | None:
+        """Status of the process, if there is one, after its end."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.communicate()
+        return process.returncode
 
 
 @pytest.fixture(scope="module")

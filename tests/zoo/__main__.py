@@ -11,7 +11,6 @@ import json
 import os
 import runpy
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
@@ -50,6 +49,5 @@ def outcome(folder: Path, backend: str, platform: str, name: str) -> tuple[str |
 if __name__ == "__main__":
     os.environ["OPENMM_CPU_THREADS"] = "1"
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells take from what they start in the background
     for line in sys.stdin:
         print(json.dumps(outcome(Path(sys.argv[1]), *line.split())), flush=True)
