@@ -11,7 +11,7 @@ import openmm
 import pytest
 from openmm import app
 
-from openmm_tensornet import export_torchscript, load_model
+from openmm_tensornet import export_potential, load_model
 
 ZOO = Path(__file__).parent / "zoo"
 EXAMPLE = ZOO.parent.parent / "examples" / "alanine_dipeptide.pdb"
@@ -68,8 +68,8 @@ def interpreter(tmp_path_factory):
         ("_periodic", {"periodic": True, "box_vectors": [[2, 0, 0], [0, 2, 0], [0, 0, 2]]}),
         ("_among_others", {"particles": list(range(22))}),
     ):
-        export_torchscript(
-            model, made / f"alanine_dipeptide{suffix}.pt", atomic_numbers=numbers, kernels="auto", **options
+        export_potential(
+            model, made / f"alanine_dipeptide{suffix}.safetensors", atomic_numbers=numbers, kernels="auto", **options
         )
     running = Interpreter(made)
     yield running

@@ -20,13 +20,13 @@ def context_of(force):
 transfer = ATMForce(0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 for atom in range(22):
     transfer.addParticle(Vec3(0.01, 0, 0) if atom == 21 else Vec3(0, 0, 0))
-transfer.addForce(TensorNetForce("alanine_dipeptide.pt", pdb.topology))
+transfer.addForce(TensorNetForce("alanine_dipeptide.safetensors", pdb.topology))
 context = context_of(transfer)
 context.setPositions(pdb.positions)
 context.getState(energy=True, forces=True)
 found = [value._value for value in transfer.getPerturbationEnergy(context)[:2]]
 
-plain = context_of(TensorNetForce("alanine_dipeptide.pt", pdb.topology))
+plain = context_of(TensorNetForce("alanine_dipeptide.safetensors", pdb.topology))
 positions = pdb.getPositions(asNumpy=True).value_in_unit(nanometers)
 expected = []
 for moved in (0, 0.01):

@@ -7,7 +7,7 @@ from openmm.unit import femtoseconds, kelvin, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 integrator = CompoundIntegrator()
 integrator.addIntegrator(VerletIntegrator(0.5 * femtoseconds))
 integrator.addIntegrator(BrownianIntegrator(300 * kelvin, 1000 / picosecond, 0.1 * femtoseconds))

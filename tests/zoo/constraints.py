@@ -8,7 +8,7 @@ from openmm.unit import femtoseconds, kelvin, nanometers, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 positions = pdb.getPositions(asNumpy=True).value_in_unit(nanometers)
 rigid = [(a.index, b.index) for a, b in pdb.topology.bonds() if "H" in (a.element.symbol, b.element.symbol)]
 lengths = [np.linalg.norm(positions[a] - positions[b]) for a, b in rigid]

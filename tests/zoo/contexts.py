@@ -7,7 +7,7 @@ from openmm.unit import femtoseconds, nanometers
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 contexts = [Context(system, VerletIntegrator(0.5 * femtoseconds)) for _ in range(3)]
 positions = pdb.getPositions(asNumpy=True).value_in_unit(nanometers)
 for scale, context in zip((1.0, 1.02, 1.04), contexts, strict=True):

@@ -10,7 +10,7 @@ from openmm.unit import femtoseconds
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 energies = set()
 for one in (system, copy.deepcopy(system), pickle.loads(pickle.dumps(system))):
     context = Context(one, VerletIntegrator(0.5 * femtoseconds))

@@ -13,7 +13,7 @@ for atom in pdb.topology.atoms():
 scaled = CustomCVForce("scale*E")
 scaled.addGlobalParameter("scale", 1.0)
 scaled.addEnergyParameterDerivative("scale")
-scaled.addCollectiveVariable("E", TensorNetForce("alanine_dipeptide.pt", pdb.topology))
+scaled.addCollectiveVariable("E", TensorNetForce("alanine_dipeptide.safetensors", pdb.topology))
 system.addForce(scaled)
 context = Context(system, VerletIntegrator(0.5 * femtoseconds))
 context.setPositions(pdb.positions)

@@ -7,7 +7,7 @@ from openmm.unit import femtoseconds, kelvin, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt", hydrogen_mass=3)
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors", hydrogen_mass=3)
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 2 * femtoseconds)
 simulation = Simulation(pdb.topology, system, integrator)
 simulation.context.setPositions(pdb.positions)

@@ -9,7 +9,7 @@ from openmm.unit import femtoseconds, kelvin, kilojoules_per_mole, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 torsion = CustomTorsionForce("theta")
 torsion.addTorsion(4, 6, 8, 14)
 phi = BiasVariable(torsion, -pi, pi, 0.35, periodic=True, gridWidth=60)

@@ -12,7 +12,7 @@ modeller = Modeller(pdb.topology, pdb.positions)
 modeller.addSolvent(force_field, numAdded=20)
 modeller.topology.setPeriodicBoxVectors(None)
 mm_system = force_field.createSystem(modeller.topology)
-system = create_mixed_system(modeller.topology, mm_system, range(22), "alanine_dipeptide_among_others.pt")
+system = create_mixed_system(modeller.topology, mm_system, range(22), "alanine_dipeptide_among_others.safetensors")
 simulation = Simulation(
     modeller.topology, system, LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
 )

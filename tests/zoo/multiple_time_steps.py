@@ -7,7 +7,7 @@ from openmm.unit import femtoseconds, kelvin, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 spring = CustomBondForce("1000*(r-0.5)^2")
 spring.addBond(1, 18)
 spring.setForceGroup(1)

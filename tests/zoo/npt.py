@@ -8,7 +8,7 @@ from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
 pdb.topology.setPeriodicBoxVectors([Vec3(2, 0, 0), Vec3(0, 2, 0), Vec3(0, 0, 2)] * nanometers)
-system = create_system(pdb.topology, "alanine_dipeptide_periodic.pt")
+system = create_system(pdb.topology, "alanine_dipeptide_periodic.safetensors")
 system.addForce(MonteCarloBarostat(1 * bar, 300 * kelvin, 2))
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
 simulation = Simulation(pdb.topology, system, integrator)

@@ -7,7 +7,7 @@ from openmmtools import mcmc, states
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 
 cold, hot = (states.ThermodynamicState(system, temperature * kelvin) for temperature in (300, 600))
 assert cold.is_state_compatible(hot)

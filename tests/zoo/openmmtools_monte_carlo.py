@@ -7,7 +7,7 @@ from openmmtools import mcmc, states
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 thermodynamic = states.ThermodynamicState(system, 300 * kelvin)
 sampler_state = states.SamplerState(pdb.positions)
 whole = list(range(22))

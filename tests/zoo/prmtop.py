@@ -10,7 +10,7 @@ from openmm_tensornet import create_system
 folder = "data/alanine-dipeptide-gbsa/alanine-dipeptide"
 prmtop = AmberPrmtopFile(get_data_filename(f"{folder}.prmtop"))
 inpcrd = AmberInpcrdFile(get_data_filename(f"{folder}.crd"))
-system = create_system(prmtop.topology, "alanine_dipeptide.pt")
+system = create_system(prmtop.topology, "alanine_dipeptide.safetensors")
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
 simulation = Simulation(prmtop.topology, system, integrator)
 simulation.context.setPositions(inpcrd.positions)

@@ -17,7 +17,7 @@ def energy(system, positions):
 
 if __name__ == "__main__":
     pdb = PDBFile("alanine_dipeptide.pdb")
-    system = create_system(pdb.topology, "alanine_dipeptide.pt")
+    system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(energy, (system, pdb.positions))
     assert abs(found - energy(system, pdb.positions)) < 1e-3

@@ -8,7 +8,7 @@ from openmm.unit import femtoseconds, kelvin, nanometers, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 restraint = CustomExternalForce("k*((x-x0)^2+(y-y0)^2+(z-z0)^2)")
 restraint.addGlobalParameter("k", 1e5)
 for name in ("x0", "y0", "z0"):

@@ -8,7 +8,7 @@ from openmm.unit import femtoseconds, kelvin
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 simulation = Simulation(pdb.topology, system, VerletIntegrator(0.5 * femtoseconds))
 simulation.context.setPositions(pdb.positions)
 simulation.context.setVelocitiesToTemperature(300 * kelvin, 1)

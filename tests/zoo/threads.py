@@ -10,7 +10,7 @@ from openmm.unit import femtoseconds, kelvin
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 
 
 def run(results, seed):

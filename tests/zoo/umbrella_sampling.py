@@ -8,7 +8,7 @@ from openmm.unit import femtoseconds, kelvin, nanometers, picosecond
 from openmm_tensornet import create_system
 
 pdb = PDBFile("alanine_dipeptide.pdb")
-system = create_system(pdb.topology, "alanine_dipeptide.pt")
+system = create_system(pdb.topology, "alanine_dipeptide.safetensors")
 bias = CustomBondForce("k/2*(r-r0)^2")
 bias.addGlobalParameter("k", 50000.0)
 bias.addGlobalParameter("r0", 0.0)

@@ -11,7 +11,7 @@ pdb = PDBFile("alanine_dipeptide.pdb")
 system = System()
 for atom in pdb.topology.atoms():
     system.addParticle(atom.element.mass)
-system.addForce(TensorNetForce("alanine_dipeptide_among_others.pt", pdb.topology, atoms=range(22)))
+system.addForce(TensorNetForce("alanine_dipeptide_among_others.safetensors", pdb.topology, atoms=range(22)))
 site = system.addParticle(0)
 system.setVirtualSite(site, ThreeParticleAverageSite(4, 5, 6, 0.4, 0.3, 0.3))
 pull = CustomExternalForce("-100*x")
