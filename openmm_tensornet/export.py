@@ -198,13 +198,13 @@ def compile_potential(
 
 
 def _example(specification: Specification, particles: list[int] | None) -> list[Tensor]:
-    """Positions of all particles, and a box where there is one."""
+    """Positions of all particles, and a box where there is one; in single precision, as CUDA gives them unless told otherwise."""
     atoms, cutoff = specification.atoms, box_cutoff(specification.model)
     positions = packing(atoms, 1)
     if particles is not None:
         positions = positions.new_zeros(max(particles) + 1, 3).index_copy(0, torch.tensor(particles), positions)
     edge = 3 * max(cutoff, float(positions.abs().max()))
-    return [positions, torch.eye(3, dtype=torch.float64) * edge][: 1 + specification.periodic]
+    return [positions.float(), torch.eye(3) * edge][: 1 + specification.periodic]
 
 
 def _describe(specification: Specification) -> dict:
@@ -564,9 +564,9 @@ def load_exported(path: str | os.PathLike) -> Exported:
     module = _module(specification, content, metadata["particles"])
     try:
         with made(key_of(content), specification, specification.potential()):
-            found = module(*_example(specification, metadata["particles"]))
+            energies, _ = module.evaluate(*_example(specification, metadata["particles"]))
     except Exception as error:
         raise _damaged(name, error) from None
-    if not bool(torch.isfinite(found[0])):
+    if not bool(torch.isfinite(energies).all()):
         raise _damaged(name, "its network gives NaN")
     return Exported(module, {}, content).describe(**metadata)

@@ -577,7 +577,8 @@ def _audit(event: str, arguments: tuple) -> None:
         source = str(getattr(arguments[0], "co_filename", arguments[-1]))
         if os.path.isfile(source) or source.startswith("<eval_with_key>"):
             return
-        if event == "compile" and source == "<unknown>":  # torch.jit parses the source of modules; to run it would be "exec"
+        # torch.jit parses the source of modules; to run it would be "exec".
+        if event == "compile" and source == "<unknown>":
             return
     _watching = None
     raise Executed(f"{event} {arguments!r}"[:300])

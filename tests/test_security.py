@@ -457,6 +457,7 @@ CHANGES = {
     "an unknown option": said("config.hook", "os.system"),
     "another class": said("model", "Module"),
     "a huge list": said("rooms.0.0.capacity", 1 << 60),
+    "a list longer than all pairs": said("rooms.0.0.capacity", 4),
     "a huge grid": said("rooms.0.0.grid", {"cells": [1 << 20] * 3, "room": 1 << 20}),
     "another finder": said("rooms.0.0.finder", "os"),
     "a table of 2^40 intervals": said("intervals", 1 << 40),
