@@ -34,7 +34,9 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
 
     The module is that of :class:`~openmm_tensornet.force.TensorNetForce`, and so are energies and forces. Three things differ:
 
-    * OpenMM hands positions over in the memory of the host, whatever the platform, so a GPU waits for copies at every step.
+    * OpenMM hands positions over in the memory of the host, whatever the platform, so a GPU waits for copies at every step. What
+      it hands over does not tell the Context's ``DeviceIndex``: where that is not the first GPU, name the same one with `device`.
+      All Contexts of a force share its GPU.
     * PythonForce has no derivatives by parameters. For that by the scale parameter put the force into a CustomCVForce:
       ``cv = CustomCVForce("lambda_ml*E"); cv.addCollectiveVariable("E", force)``.
     * XML of it holds a pickled object. Reading such XML unpickles it, **which can run any code: read only files that you trust**.
@@ -44,8 +46,8 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
     model, topology, **arguments
         As in TensorNetForce.
     device : str, optional
-        Where the network runs, as torch names it: "cpu", "cuda", "cuda:1". By default "cuda" where there is one, whatever the
-        platform of the Context.
+        Where the network runs, as torch names it: "cpu", "cuda", "cuda:1". By default PyTorch's current GPU where there is one, whatever
+        the platform of the Context and its ``DeviceIndex``. In the thread in which the CUDA platform calls the force that is the first GPU.
     """
 
     def __init__(
@@ -115,16 +117,14 @@ class Computation:
         values = [state.getPositions(asNumpy=True)]
         if metadata["periodic"]:
             values.append(state.getPeriodicBoxVectors(asNumpy=True))
+        inputs = [torch.tensor(value.value_in_unit(unit.nanometer)) for value in values]
         with self._lock, torch.no_grad():
-            device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            inputs = [torch.tensor(value.value_in_unit(unit.nanometer), device=device) for value in values]
             if self._program is None:
+                device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
                 module: Any = torch.jit.freeze(self.exported.module.to(device).eval())
-                if device.type == "cuda" and self.warmup_steps is not None:
-                    module = Replay(module, inputs, self.warmup_steps)
-                self._program = module
+                self._program = OnGpu(module, inputs, device, self.warmup_steps) if device.type == "cuda" else module
             energy, forces = self._program(*inputs)
-            result = float(energy), forces.cpu().numpy().copy()  # the next call writes there
+            result = float(energy), forces.numpy().copy()  # the next call writes there
         scale = metadata["scale_parameter"]
         if scale is None:
             return result
@@ -132,35 +132,54 @@ class Computation:
         return factor * result[0], factor * result[1]
 
 
-class Replay:
-    """A module captured in a CUDA graph.
+class OnGpu:
+    """A module on a GPU whose inputs and results are on the host: one copy there and one back for each evaluation.
 
     Parameters
     ----------
     module : callable
-        Takes tensors, returns a tuple of tensors; shapes are fixed and nothing waits for the device.
-    inputs : list of Tensor
-        On a CUDA device; shapes and dtypes of all later inputs.
-    warmup_steps : int
-        Evaluations before the capture, in which compilers may still work.
+        Takes tensors on the device, returns the energy and the forces; shapes are fixed and nothing waits for the device.
+    inputs : list of Tensor of float64, shape (..., 3)
+        On the host, of the shapes of all later inputs.
+    device : torch.device
+    warmup_steps : int or None
+        Evaluations before the capture of a CUDA graph, in which compilers may still work; None for no graph.
     """
 
-    def __init__(self, module: Any, inputs: list[Tensor], warmup_steps: int):
-        self.inputs = [value.clone() for value in inputs]
-        with torch.cuda.device(inputs[0].device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+    def __init__(self, module: Any, inputs: list[Tensor], device: torch.device, warmup_steps: int | None):
+        self._module = module  # kept, since a graph goes on reading its weights
+        # The stream that torch.cuda.graph has by itself is on the device of the first capture in the process.
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._graph: torch.cuda.CUDAGraph | None = None
+        with torch.cuda.stream(self._stream):
+            self._sent = torch.cat(inputs).pin_memory()
+            self._given = self._sent.to(device)
+            self._inputs = self._given.split([len(value) for value in inputs])
+            self._results = self._run()
+            self._received = torch.empty(self._results.shape, dtype=self._results.dtype, pin_memory=True)
+            if warmup_steps is not None:
                 for _ in range(warmup_steps):
-                    module(*self.inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.outputs = module(*self.inputs)
+                    self._run()
+                graph = torch.cuda.CUDAGraph()
+                # OpenMM's main thread, which uses the GPU meanwhile, must not end the capture.
+                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                    self._results = self._run()
+                self._graph = graph
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The module's outputs; the next call overwrites them."""
-        for own, value in zip(self.inputs, inputs, strict=True):
-            own.copy_(value)
-        self.graph.replay()
-        return self.outputs
+    def _run(self) -> Tensor:
+        energy, forces = self._module(*self._inputs)
+        return torch.cat((energy.reshape(1), forces.flatten()))
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The energy, shape (), and the forces, shape (S, 3), float64, on the host; the next call overwrites them."""
+        torch.cat(inputs, out=self._sent)
+        with torch.cuda.stream(self._stream):
+            self._given.copy_(self._sent, non_blocking=True)
+            if self._graph is None:
+                self._results = self._run()
+            else:
+                self._graph.replay()
+            self._received.copy_(self._results, non_blocking=True)
+        self._stream.synchronize()
+        return self._received[0], self._received[1:].view(-1, 3)

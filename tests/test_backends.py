@@ -7,8 +7,8 @@ import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import VARIANTS
 from openmm import unit
+from pretended_cuda import pretended
 
 from openmm_tensornet import export_potential, load_model, programs
 from openmm_tensornet.atoms import Atoms
@@ -578,34 +579,47 @@ class TestPythonForce:
         second = copy.deepcopy(first)
         assert openmm.XmlSerializer.serialize(first) == openmm.XmlSerializer.serialize(second)
 
-    def test_a_graph_is_captured_once_and_replayed_on_new_inputs(self, monkeypatch):
-        """With stand-ins for what needs a GPU."""
-        from openmm_tensornet.pythonforce import Replay
+    @pytest.mark.parametrize("graphs", [True, False], ids=["graph", "no graph"])
+    @pytest.mark.parametrize("boxed", [False, True], ids=["vacuum", "box"])
+    def test_a_gpu(self, monkeypatch, boxed, graphs):
+        """A pretended one: two Contexts of a force on the second GPU give what the CPU does, with one copy there and one back."""
+        reference, box = openmm.Platform.getPlatformByName("Reference"), BOX if boxed else None
 
-        log = []
+        def system(device: str) -> openmm.System:
+            force = make_force("python", boxed=boxed, device=device, cuda_graphs=graphs)
+            return make_system(3, force, box=box)
 
-        class Stream:
-            def wait_stream(self, other):
-                log.append("wait")
+        cpu, first, second = (system(device) for device in ("cpu", "cuda:0", "cuda:1"))
+        expected, first, *both = (make_context(s, reference) for s in (cpu, first, second, second))
+        with pretended(monkeypatch) as machine:
+            evaluate(first, WATER)  # captures on another GPU before
+            machine.devices.clear()
+            for k in range(3):
+                for context in both:
+                    shaken = WATER + 0.003 * np.random.default_rng(k).normal(size=WATER.shape)
+                    machine.copies.clear()
+                    found = evaluate(context, shaken)
+                    assert machine.copies == ["to the GPU", "to the host"]
+                    assert_same(found, evaluate(expected, shaken))
+        assert machine.devices == {"cuda:1"}
+        captured = [(graph.device.index, graph.error_mode) for graph in machine.graphs]
+        assert captured == ([(0, "thread_local"), (1, "thread_local")] if graphs else [])
 
-        class Graph:
-            def replay(self):
-                log.append("replay")
+    def test_a_graph_keeps_the_module_whose_weights_it_reads(self, monkeypatch):
+        from openmm_tensornet.pythonforce import OnGpu
 
-        stand_ins = {"Stream": Stream, "current_stream": Stream, "CUDAGraph": Graph}
-        for name in ("device", "stream", "graph"):
-            stand_ins[name] = lambda *_: nullcontext()
-        for name, value in stand_ins.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-        seen = []
-        given = torch.ones(3)
-        replay = Replay(lambda x: (seen.append(x), -x), [given], 12)
-        assert log == ["wait", "wait"]
-        assert len(seen) == 13  # the warm-up and the capture, on buffers of its own
-        assert all(x is replay.inputs[0] for x in seen) and seen[0] is not given
-        assert replay(torch.full((3,), 2.0)) is replay.outputs
-        assert log[2:] == ["replay"] and len(seen) == 13
-        assert (replay.inputs[0] == 2).all() and (given == 1).all()
+        class Linear(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x).sum(), x
+
+        module, x = Linear(3, 1, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+        with pretended(monkeypatch), torch.no_grad():
+            program, expected = OnGpu(module, [x], torch.device("cuda:1"), 1), float(module(x)[0])
+            kept = weakref.ref(module)
+            del module
+            gc.collect()
+            assert kept() is not None
+            assert float(program(x)[0]) == expected
 
     def test_an_older_openmm(self):
         code = "import openmm; del openmm.PythonForce; import openmm_tensornet.pythonforce"
