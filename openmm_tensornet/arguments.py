@@ -145,7 +145,6 @@ def prepare(
             positions=own_positions,
             box=box,
         )
-    _keep_float32()
     _keep_memory()
     return exported
 
@@ -283,16 +282,6 @@ def _check_coulomb_cutoff(box: Tensor, cutoff: float | None) -> None:
             f"coulomb_cutoff: expected at most half the smallest width of the box, {fits:.6g} nm, received {cutoff:.6g} nm; pass "
             f"coulomb_cutoff={math.floor(fits * 1e4) / 1e4:g} (the energy depends on it) or use a larger box"
         )
-
-
-def _keep_float32() -> None:
-    """Single precision means IEEE float32: switch TF32 off, which torch can only do for the whole process."""
-    if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest":
-        warnings.warn(
-            "TF32 is on in torch; a TensorNet force switches it off for this process (torch.set_float32_matmul_precision('highest'))",
-            stacklevel=4,
-        )
-        torch.set_float32_matmul_precision("highest")
 
 
 def _keep_memory() -> None:

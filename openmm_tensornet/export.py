@@ -21,6 +21,7 @@ from . import __version__
 from .atoms import Atoms, check_particles
 from .checks import array, flag
 from .files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
+from .float32 import ieee_float32
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
 from .interrupts import delivered
@@ -104,6 +105,7 @@ class Exported:
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
+@ieee_float32
 @delivered()
 def compile_potential(
     model: TensorNet,

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .atoms import Atoms
+from .float32 import ieee_float32
 from .graphsafety import declare_module
 from .interrupts import deliver
 from .kernels.operators import available
@@ -171,12 +172,14 @@ _LIBRARY.define(f"potential({_GIVEN}, int molecules) -> (Tensor, Tensor)")
 _LIBRARY.define(f"partial_charges({_GIVEN}) -> Tensor")
 
 
+@ieee_float32
 def potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, molecules: int) -> tuple[Tensor, Tensor]:
     """Energies and forces: what the operator of this name does on each device."""
     evaluate = _prepared(data, key).evaluate
     return evaluate(positions) if box is None else evaluate(positions, box)
 
 
+@ieee_float32
 def _partial_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str) -> Tensor:
     charges = _prepared(data, key).charges
     assert charges is not None

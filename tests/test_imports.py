@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 ORDER = (
     "module",
     "interrupts",
+    "float32",
     "checks",
     "atoms",
     "units",
