@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +150,18 @@ class _Recorder(TorchDispatchMode):
         self.refusal = _refused(func, reason)
         return self.refusal
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Raise what was refused meanwhile, or name the last operator before something else that failed."""
+        try:
+            yield
+        except Exception as error:
+            if self.refusal is None:
+                text = str(error).strip().splitlines()
+                raise _refused(f"after {self.last}", text[-1] if text else type(error).__name__) from error
+        if self.refusal is not None:
+            raise self.refusal
+
     def look_inside(self, func, args) -> int:
         """Kernels that a custom operator launches, as far as that can be seen; what it calls keeps to the same rules."""
         name = func._schema.name
@@ -213,7 +226,7 @@ class _Recorder(TorchDispatchMode):
 
 def _on_host(values) -> bool:
     tensors = [t for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, Tensor)]
-    return any(t.device.type == "cpu" or not isinstance(t, FakeTensor) for t in tensors)
+    return any(t.device.type == "cpu" or not (isinstance(t, FakeTensor) or t.is_meta) for t in tensors)
 
 
 def _has_mask(indices) -> bool:
@@ -247,7 +260,8 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     module : nn.Module or ScriptModule
         Is not changed.
     *inputs : Tensor
-        Positions, and box vectors where it takes them; only shapes and dtypes matter.
+        Positions, and box vectors and global parameters where it takes them; only shapes and dtypes matter. Where some require
+        gradients, as parameters do by which TorchForce differentiates the energy, the backward pass is checked and counted too.
 
     Returns
     -------
@@ -259,7 +273,7 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
         A ValueError that names the operator and the reason: a value needed on the host, a shape that depends on
         values, a tensor on the host, or a custom operator that does not declare its launches, or does one of these inside.
     """
-    recorder, own = _Recorder(), copied(module)
+    recorder, own = _Recorder(), _frozen(copied(module))
     with FakeTensorMode():
 
         def pretend(tensor: Tensor) -> Tensor:
@@ -267,23 +281,10 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
             recorder.values[fake] = tensor
             return fake
 
-        for part in own.modules():
-            if isinstance(part, torch.jit.ScriptModule):  # its _apply does not take parameters, only buffers
-                held = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-                for name, value in held:
-                    part._c.setattr(name, pretend(value))
-            else:
-                part._apply(pretend, recurse=False)
+        _replace(own, pretend)
         fake = [pretend(t) for t in inputs]
-        try:
-            with torch.no_grad(), recorder:
-                results = own(*fake)
-        except Exception as error:
-            if recorder.refusal is None:
-                text = str(error).strip().splitlines()
-                raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
-    if recorder.refusal is not None:
-        raise recorder.refusal
+        with recorder.named(), torch.no_grad(), recorder:
+            results = own(*fake)
     for module_of, arguments, given in recorder.inside:
         with torch.enable_grad():  # modules may be made with autograd, which is out of reach inside of an operator
             inner = module_of(*arguments)
@@ -294,7 +295,41 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     memories = {_memory(t) for t in (*own.parameters(), *own.buffers())}
     leaves = torch.utils._pytree.tree_leaves(results)
     recorder.result.fixed_results = all(_memory(t) in memories for t in leaves if isinstance(t, Tensor))
+    if any(t.requires_grad for t in inputs):
+        _differentiate(_frozen(copied(module)), inputs, recorder)
     return recorder.result
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    """A ScriptModule as TorchForce runs it, except that tensors stay attributes, which can be replaced."""
+    if not isinstance(module, torch.jit.ScriptModule) or not hasattr(module, "training"):  # frozen already
+        return module
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return copied(torch.jit.freeze(module.eval(), [name for name, _ in tensors]))
+
+
+def _replace(module: nn.Module, tensors: Callable[[Tensor], Tensor]) -> None:
+    """Put other tensors in the place of a module's."""
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # its _apply does not take parameters, only buffers
+            for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+                part._c.setattr(name, tensors(value))
+        else:
+            part._apply(tensors, recurse=False)
+
+
+def _differentiate(module: nn.Module, inputs: tuple[Tensor, ...], recorder: _Recorder) -> None:
+    """Record the backward pass from the first result to the inputs that require gradients.
+
+    On PyTorch's meta device, since autograd does not take a CUDA device that is only pretended.
+    """
+    _replace(module, lambda t: torch.empty_like(t, device="meta"))
+    given = [torch.empty_like(t, device="meta", requires_grad=t.requires_grad) for t in inputs]
+    with torch.enable_grad():
+        results = module(*given)
+        energy = results if isinstance(results, Tensor) else results[0]
+        with recorder.named(), recorder:
+            torch.autograd.grad(energy, [t for t in given if t.requires_grad])
 
 
 def _memory(tensor: Tensor) -> int:

@@ -201,7 +201,9 @@ for _name, _run, _fake in (
     for _device in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, deliver(_run), _device)
     torch.library.register_fake(f"{_NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
-declare_module(f"{_NAMESPACE}::potential", lambda positions, box, data, key, *_: _make(data, key)[1].gpu_program)
+declare_module(
+    f"{_NAMESPACE}::potential", lambda positions, box, data, key, *_: compiled(_make(data, key)[1].gpu_program)
+)
 
 
 class Potential(Module):

@@ -586,7 +586,7 @@ class TestPythonForce:
         reference, box = openmm.Platform.getPlatformByName("Reference"), BOX if boxed else None
 
         def system(device: str) -> openmm.System:
-            force = make_force("python", boxed=boxed, device=device, cuda_graphs=graphs)
+            force = make_force("python", boxed=boxed, device=device, cuda_graphs=graphs, scale_parameter="scale")
             return make_system(3, force, box=box)
 
         cpu, first, second = (system(device) for device in ("cpu", "cuda:0", "cuda:1"))
@@ -597,6 +597,8 @@ class TestPythonForce:
             for k in range(3):
                 for context in both:
                     shaken = WATER + 0.003 * np.random.default_rng(k).normal(size=WATER.shape)
+                    for one in (context, expected):
+                        one.setParameter("scale", 1 - 0.4 * k)
                     machine.copies.clear()
                     found = evaluate(context, shaken)
                     assert machine.copies == ["to the GPU", "to the host"]

@@ -66,3 +66,27 @@ def test_results_of_two_contexts_are_apart(made):
     other.execute(x + 0.01 * torch.rand(x.shape, dtype=x.dtype), box)
     assert torch.equal(one._results[1], first[1])
     assert one._results[1].data_ptr() != other._results[1].data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single or mixed", "double"])
+def test_the_scale_parameter(made, dtype):
+    """Without graphs, as forces with one are made, energy, forces and the derivative are those of the value at hand."""
+    exported, x, box = made
+    x, box = x.to(dtype), None if box is None else box.to(dtype)
+    for plain in exported:
+        energies, forces = plain.module.evaluate(*(t for t in (x, box) if t is not None))
+        expected = float(energies.sum())
+        context = CapturedModule(plain.scaled().module, x, box, warmup_steps=None)
+        for scale in (1.0, 0.25, 0.0):
+            energy, found = context.execute(x, box, parameters=(scale,))
+            assert energy == pytest.approx(scale * expected, rel=1e-6)
+            assert context.derivatives == [pytest.approx(expected, rel=1e-6)]
+            assert found.dtype == dtype and float((found - scale * forces).norm() / forces.norm()) < 1e-5
+
+
+def test_why_forces_with_a_scale_parameter_have_no_graphs(made):
+    """A replay does not see a new value."""
+    exported, x, box = made
+    context = CapturedModule(exported[0].scaled().module, x, box, warmup_steps=1)
+    first, _ = context.execute(x, box, parameters=(1.0,))
+    assert context.execute(x, box, parameters=(0.25,))[0] == first

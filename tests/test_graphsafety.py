@@ -3,13 +3,15 @@
 import copy
 import signal
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from openmm_tensornet import load_model
+from openmm_tensornet import load_model, programs
 from openmm_tensornet.atoms import Atoms
+from openmm_tensornet.export import compile_potential
 from openmm_tensornet.graphsafety import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
 from openmm_tensornet.potential import StaticPotential
 
@@ -192,7 +194,8 @@ REFUSED = [
     (If, "aten._local_scalar_dense.default", HOST_VALUE, NOT_TRACED),
     (Equal, "aten.equal.default", HOST_VALUE, NOT_TRACED),
     (HostConstant, None, HOST_TENSOR, EVERY_WAY),
-    (HostNumber, None, HOST_TENSOR, (eager, scripted, traced)),
+    (HostNumber, None, HOST_TENSOR, (eager,)),
+    (HostNumber, "aten._local_scalar_dense.default", HOST_VALUE, (scripted, traced, frozen)),
     (CopiedConstant, None, HOST_TENSOR, EVERY_WAY),
     (HostZeros, None, HOST_TENSOR, EVERY_WAY),
     (PlainAttribute, "aten.mul.Tensor", HOST_TENSOR, EVERY_WAY),
@@ -376,6 +379,75 @@ def test_two_inputs():
     assert check_graph_safety(Scale(), positions(), torch.eye(3)).kernels == 1
 
 
+# --------------------------------------------------------------------------------- derivatives by parameters
+
+
+class Times(nn.Module):
+    """An energy and forces, times a parameter."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sum() * scale, -x * scale.detach()  # sum 1, products 2 and 4, minus 3
+
+
+class Product(torch.autograd.Function):
+    """Of an energy and a parameter, with a backward pass that keeps to no rule."""
+
+    @staticmethod
+    def forward(ctx, energy: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(energy)
+        return energy * scale
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return None, BACKWARD["scale"](gradient, *ctx.saved_tensors)
+
+
+BACKWARD = {"scale": lambda g, energy: g * energy}
+
+
+class Custom(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return Product.apply(x.sum(), scale), -x * scale.detach()
+
+
+@pytest.mark.parametrize("way", [eager, scripted, frozen], ids=lambda way: way.__name__)
+def test_the_backward_pass_of_a_parameter_counts(way):
+    scale = torch.ones(1)
+    assert check_graph_safety(way(Times()), positions(), scale).kernels == 4
+    result = check_graph_safety(way(Times()), positions(), scale.requires_grad_())
+    assert result.kernels == result.counted == 6, result.operators
+    assert result.operators["aten.ones_like.default"] == 1
+
+
+@pytest.mark.parametrize(
+    ("backward", "operator", "reason"),
+    [
+        (lambda g, e: g * e.item(), "aten._local_scalar_dense.default", HOST_VALUE),
+        (lambda g, e: (g * e)[g > 0], "aten.index.Tensor", SHAPE),
+        (lambda g, e: g * torch.ones(1), "aten.ones.default", HOST_TENSOR),
+    ],
+)
+def test_the_backward_pass_of_a_parameter_is_checked(monkeypatch, backward, operator, reason):
+    scale = torch.ones(1, requires_grad=True)
+    assert check_graph_safety(Custom(), positions(), scale).kernels == 6
+    monkeypatch.setitem(BACKWARD, "scale", backward)
+    assert check_graph_safety(Custom(), positions(), scale.detach()).kernels == 4
+    with pytest.raises(GraphSafetyError, match=rf"{operator}.*: .*{reason.split('(')[0]}"):
+        check_graph_safety(Custom(), positions(), scale)
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "box"])
+@pytest.mark.parametrize("kernels", ["portable", "fused"])
+def test_the_scale_parameter_of_a_force(model_path, kernels, periodic):
+    """Of shape (1,) on CUDA: a cast and two products, and backward a cast, a product and the gradient to begin with."""
+    model = load_model(model_path("variants/zero-layers"))
+    plain = compile_potential(model, Atoms.make([8, 1, 1]), kernels=kernels, periodic=periodic)
+    inputs = [torch.rand(3, 3), torch.eye(3) * 3][: 1 + periodic]
+    scaled = plain.scaled().module
+    launches = [check_graph_safety(scaled, *inputs, torch.ones(1, requires_grad=r)).kernels for r in (False, True)]
+    assert launches == [plain.metadata["launches"] + 3, plain.metadata["launches"] + 6]
+
+
 # ----------------------------------------------------------------------------------------- custom operators
 
 
@@ -512,11 +584,21 @@ def test_static_potential(model_path):
 
 def test_an_exported_module_runs_after_its_check(model_path):
     """The check pretends a GPU; the plan that TorchScript makes for that must not stay with the module."""
-    from openmm_tensornet.atoms import Atoms
-    from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import compile_potential
-
     exported = compile_potential(load_model(model_path("variants/zero-layers")), Atoms.make([8, 1]))
     for _ in range(3):
         energy, forces = exported.module(torch.tensor([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
         assert torch.isfinite(energy) and torch.isfinite(forces).all()
+
+
+def test_programs_are_checked_as_torchscript_runs_them(monkeypatch):
+    """There a constant that the flat graph makes on the GPU would be made on the host."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    ones = graph.call_function(torch.ops.aten.ones.default, ([3],), {"device": torch.device("cuda")})
+    forces = graph.call_function(torch.ops.aten.mul.Tensor, (x, ones))
+    graph.output((graph.call_function(torch.ops.aten.sum.default, (x,)), forces))
+    program = fx.GraphModule(nn.Module(), graph)
+    assert check_graph_safety(program, positions()).kernels == 3
+    monkeypatch.setattr(programs, "_make", lambda data, key: (None, SimpleNamespace(gpu_program=program)))
+    with pytest.raises(GraphSafetyError, match=rf"aten\.(ones\.default|mul\.Tensor): {HOST_TENSOR}"):
+        check_graph_safety(programs.Potential(torch.zeros(1, dtype=torch.uint8), "key", 1), positions())
