@@ -31,6 +31,7 @@ THREADS = 8  # for references, exports and OpenMM's CPU platform
 FIRST, CHARGES, PERIODIC = "alanine-dipeptide", "alanine-dipeptide-charges", "water"
 REPLICAS = f"64 x {FIRST}"
 SIZES = ("21", "23", "1", "2", "3")  # and 22, the first
+FEW_IN_A_BOX = "23 in a box"  # whose pairs are all compared
 KERNELS = ("portable", "fused")
 TIMED = ("module", "steps")  # commands whose failure is no wrong result
 
@@ -66,8 +67,14 @@ def plan(charges: bool) -> Iterator[Command]:
     with_peer = [("portable", True, "mixed"), ("fused", True, "mixed"), ("openmm-ml", False, "mixed")]
     more = [CHARGES] if charges else []
     others = [name for name in CASES if name not in (FIRST, CHARGES)]
-    for system in (FIRST, *SIZES, PERIODIC, REPLICAS, *more):
+    for system in (FIRST, *SIZES, FEW_IN_A_BOX, PERIODIC, REPLICAS, *more):
         yield from each("capture", system)
+    for system in (FIRST, PERIODIC, REPLICAS, *more):
+        yield from each("dynamics", system, backend="torch", steps=10)
+    for system in (FIRST, PERIODIC):
+        yield Command("dynamics", {"system": system, "kernels": "fused", "backend": "python", "steps": 10})
+    for system in (FIRST, *more):
+        yield from each("elsewhere", system)
     for system in (FIRST, PERIODIC, *more):
         for precision in ("mixed", "double"):
             yield from each("contexts", system, precision=precision)
@@ -89,7 +96,9 @@ def plan(charges: bool) -> Iterator[Command]:
 def rehearsal() -> Iterator[Command]:
     """One small case of each kind, for a CPU."""
     turn = {"rounds": 2, "block_seconds": 0.01}
-    yield Command("capture", {"system": PERIODIC, "kernels": "portable"})
+    yield Command("capture", {"system": FEW_IN_A_BOX, "kernels": "portable"})
+    yield Command("dynamics", {"system": FEW_IN_A_BOX, "kernels": "portable", "backend": "python", "steps": 1})
+    yield Command("elsewhere", {"system": FIRST, "kernels": "portable"})
     yield Command("contexts", {"system": FIRST, "kernels": "portable", "precision": "mixed"})
     yield Command("kernels", {"system": FIRST, "kernels": "portable"})
     yield Command("module", {"system": FIRST, "kernels": "portable", "modes": [], **turn})
@@ -155,9 +164,7 @@ def run(
 def render(results: dict) -> str:
     """What was found, as Markdown."""
     cases = [case for case in results["cases"] if case["do"] != "environment"]
-    checked = [
-        [c["name"], "passed" if c["passed"] else "FAILED", *_worst(c), f"{c.get('seconds', 0):.0f}"] for c in cases
-    ]
+    checked = [[c["name"], _verdict(c), *_worst(c), f"{c.get('seconds', 0):.0f}"] for c in cases]
     counted = [
         [c["system"], c["kernels"], str(c["declared"]), f"{c['counted']:g}", f"{c['ratio']:.2f}×"]
         for c in cases
@@ -185,6 +192,12 @@ def render(results: dict) -> str:
         lines += ["", *table(columns, rows, text)] if rows else []
     lines += ["", *(f"- {name}: {reason}" for c in cases for name, reason in _reasons(c))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdict(case: dict) -> str:
+    if case["passed"]:
+        return "right"
+    return "not run" if case.get("error", "").startswith("not run") else "WRONG"
 
 
 def _worst(case: dict) -> list[str]:
@@ -262,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def record(case: dict) -> None:
         results["cases"].append(_without_folders(case))
-        log(f"{case['name']}: {'passed' if case['passed'] else 'FAILED'}")
+        log(f"{case['name']}: {_verdict(case)}")
         replace_file(output, (json.dumps(results, indent=1) + "\n").encode())
         replace_file(output.with_suffix(".md"), render(results).encode())
 

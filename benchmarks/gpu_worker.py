@@ -2,15 +2,17 @@
 
     python -m benchmarks.gpu_worker --backend cuda
 
-A system is a name of the registry, copies of one ("64 x alanine-dipeptide"), or a number of atoms in a random packing.
+A system is a name of the registry, copies of one ("64 x alanine-dipeptide"), or so many atoms in a random packing ("23", "23 in a box").
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import subprocess
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,12 +32,14 @@ from torch.profiler import ProfilerActivity
 
 from openmm_tensornet import TensorNetForce, check_graph_safety, export_potential, export_torchscript, load_model
 from openmm_tensornet.atoms import Atoms
+from openmm_tensornet.export import read_metadata
 from openmm_tensornet.model import TensorNet
 from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from openmm_tensornet.system import force_class
 from openmm_tensornet.testing import TOLERANCES, Tolerance, deviation, packing
 
 from .measure import Settings, alternate, geometries, ratios, summary, tolerances
-from .systems import CASES, Case, Structure, load
+from .systems import CASES, ROOT, Case, Structure, load
 from .worker import BACKENDS, Session, make_topology, serve, system_ours, versions
 
 # Two runs of the same kernels in single precision, whose sums may be in another order.
@@ -44,6 +48,8 @@ LAUNCH_FACTOR = 1.5  # an operator may launch more than one kernel (a copy, a se
 WARMUP = 10  # evaluations before a capture, as in TensorNetForce
 PROFILED = 10
 STEPS = 20
+EDGE = 1.3  # nm, of a box of few atoms
+APART = 1e-4  # nm; steps with stale forces are a hundred times as far apart
 ORDER = (0, 1, 0)  # of the geometries
 PACKAGES = (
     *("openmm-tensornet", "acellera-openmmtorch-cpu", "acellera-openmmtorch-cu12", "acellera-openmmtorch-cu13"),
@@ -97,8 +103,9 @@ class System:
     def named(cls, name: str, model: str) -> System:
         """The system of that name, with the checkpoint of the run."""
         replicas, _, last = name.rpartition(" x ")
-        if last.isdigit():
-            return cls(None, 1, model, _packing(int(last)))
+        number, boxed, _ = last.partition(" in a box")
+        if number.isdigit():
+            return cls(None, 1, model, _packing(int(number), EDGE * np.eye(3) if boxed else None))
         case = CASES[last]
         count = int(replicas or 1)
         return cls(case, count, case.checkpoint(model), load(case).repeated(count))
@@ -215,6 +222,63 @@ class Device:
                 check(f"{source}, replayed and eager", found, eager, SAME),
                 check(f"{source}, replayed and reference", found, right, TOLERANCES["single"]),
             ]
+            if source == "force":  # its operators switch TF32 off
+                torch.set_float32_matmul_precision("high")
+                try:
+                    captured = Captured(self._module(system, kernels), inputs[0])
+                    found = [[t.clone() for t in captured(*inputs[k])] for k in ORDER]
+                finally:
+                    torch.set_float32_matmul_precision("highest")
+                checks.append(check("force with TF32 on, replayed and reference", found, right, TOLERANCES["single"]))
+        return {"checks": checks}
+
+    def elsewhere(self, system: str, kernels: str) -> dict:
+        """Evaluate, in a Context and in its captured graphs, a file that was made by a process that sees no GPU."""
+        hidden = self._folder / "no-gpu"
+        hidden.mkdir(exist_ok=True)
+        made = "from benchmarks.gpu_worker import Device; d = Device('cpu'); d.prepare({!r}, {!r}, {}); d._exported({!r}, {!r})"
+        code = made.format(self._model, str(hidden), self._threads, system, kernels)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment, capture_output=True)
+        path, here = hidden / self._exported(system, kernels).name, self._exported(system, kernels)
+        keys = {read_metadata(file)["key"] for file in (path, here)}
+        geometry, own = geometries(self._system(system).structure), self._system(system)
+        context = self._context(system, kernels, "mixed", file=path)
+        found = [_evaluate(context, geometry[k]) for k in ORDER]
+        checks = [check("evaluated, and reference", found, [own.expected[k] for k in ORDER], TOLERANCES["single"])]
+        return {
+            "checks": [*checks, {"name": "same data as made here", "tolerance": {"keys": 1}, "passed": len(keys) == 1}]
+        }
+
+    def dynamics(self, system: str, kernels: str, backend: str, steps: int) -> dict:
+        """Steps of LangevinMiddleIntegrator, which asks for no energies, with reports of the energy alone, and in a box a barostat.
+
+        The same random numbers with and without graphs give the same positions, and at the end energy and forces are the CPU's.
+        """
+        own, checks = self._system(system), []
+        on_cpu = self._context(system, "portable", "mixed", "CPU")
+        for barostat in (False, True)[: 1 + (own.structure.box is not None)]:
+            for first in ("energy", "forces"):
+                ends = []
+                for graphs in (True, False):
+                    context = self._context(
+                        system, kernels, "mixed", graphs=graphs, backend=backend, langevin=True, barostat=barostat
+                    )
+                    _evaluate(context, own.structure.positions, first)
+                    for _ in range(steps):
+                        context.getIntegrator().step(1)
+                        _evaluate(context, what="energy")
+                    ends.append(context)
+                states = [c.getState(positions=True) for c in ends]
+                positions = [state.getPositions(asNumpy=True)._value for state in states]
+                boxes = [state.getPeriodicBoxVectors(asNumpy=True)._value for state in states]
+                apart = max(float(np.abs(a - b).max()) for a, b in (positions, boxes))
+                name = f"{'barostat, ' if barostat else ''}{first} first"
+                checks.append({"name": f"{name}: positions in nm, with and without graphs", "tolerance": {"nm": APART}})
+                checks[-1] |= {"nm": apart, "passed": apart <= APART}
+                on_cpu.setPeriodicBoxVectors(*boxes[0])
+                expected, tolerance = _evaluate(on_cpu, positions[0]), Tolerance(*tolerances(len(positions[0])))
+                checks.append(check(f"{name}: the end, and CPU", [_evaluate(ends[0])], [expected], tolerance))
         return {"checks": checks}
 
     def contexts(self, system: str, kernels: str, precision: str) -> dict:
@@ -371,13 +435,35 @@ class Device:
         return torch.jit.freeze(self._force(name, kernels).getModule().to(self._device).eval())
 
     def _context(
-        self, name: str, kernels: str, precision: str, platform_name: str | None = None, graphs: bool = True
+        self,
+        name: str,
+        kernels: str,
+        precision: str,
+        platform_name: str | None = None,
+        graphs: bool = True,
+        *,
+        backend: str = "torch",
+        langevin: bool = False,
+        barostat: bool = False,
+        file: Path | None = None,
     ) -> openmm.Context:
         platform_name, own = platform_name or self._platform, self._system(name)
-        model, topology = str(self._exported(name, kernels)), make_topology(own.structure)
+        model, topology = str(file or self._exported(name, kernels)), make_topology(own.structure)
+        options: dict[str, Any] = {"cuda_graphs": graphs}
+        if backend == "python":
+            options["device"] = self._device.type
+        system = system_ours(
+            topology, own.structure, model, own.charge, "single", force_class=force_class(backend), **options
+        )
+        if barostat:
+            system.addForce(openmm.MonteCarloBarostat(1.0, 300.0, 1))
+            system.getForce(1).setRandomNumberSeed(1)
+        integrator = openmm.LangevinMiddleIntegrator(300, 1, 0.0005) if langevin else openmm.VerletIntegrator(0.0005)
+        if langevin:
+            integrator.setRandomNumberSeed(1)
         return openmm.Context(
-            system_ours(topology, own.structure, model, own.charge, "single", cuda_graphs=graphs),
-            openmm.VerletIntegrator(0.0005),
+            system,
+            integrator,
             openmm.Platform.getPlatformByName(platform_name),
             self._properties(platform_name, precision),
         )
@@ -404,11 +490,10 @@ class Device:
             torch.cuda.synchronize()
 
 
-def _packing(count: int) -> Structure:
+def _packing(count: int, box: np.ndarray | None) -> Structure:
     """A random molecule."""
-    return Structure(
-        [("C", "H", "N", "O")[k % 4] for k in range(count)], packing(Atoms.make([1] * count), 1).numpy(), None
-    )
+    x = packing(Atoms.make([1] * count), 1, None if box is None else torch.tensor(box)).numpy()
+    return Structure([("C", "H", "N", "O")[k % 4] for k in range(count)], x, box)
 
 
 def _total(result: Sequence) -> tuple[Tensor, Tensor]:

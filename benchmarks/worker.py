@@ -40,8 +40,16 @@ SEED = 7
 MOVE = 1e-4  # nm
 
 
-def system_ours(topology: Any, structure: Structure, model: str, charge: int, precision: str, **options: Any) -> Any:
-    """A System with a TensorNetForce, which takes the options."""
+def system_ours(
+    topology: Any,
+    structure: Structure,
+    model: str,
+    charge: int,
+    precision: str,
+    force_class: Any = None,
+    **options: Any,
+) -> Any:
+    """A System with a force of the class, TensorNetForce by default, which takes the options."""
     import openmm
 
     from openmm_tensornet import TensorNetForce
@@ -51,7 +59,7 @@ def system_ours(topology: Any, structure: Structure, model: str, charge: int, pr
         system.addParticle(atom.element.mass)
     if structure.box is not None:
         system.setDefaultPeriodicBoxVectors(*structure.box)
-    force = TensorNetForce(
+    force = (force_class or TensorNetForce)(
         model, topology, total_charge=charge, positions=structure.positions, precision=precision, **options
     )
     system.addForce(force)

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
+import openmm
 import pytest
 import torch
 
@@ -113,7 +115,7 @@ def test_table_names_what_failed():
             "settings": {"platform": "CUDA", "integrator": "VerletIntegrator", "timestep_fs": 0.5},
         }
     )
-    assert "| capture / a | FAILED | nan | 1.0e+00 | 0 |" in text
+    assert "| capture / a | WRONG | nan | 1.0e+00 | 0 |" in text
     assert "\n- capture / a: c: beyond {}\n- capture / b: after 0 s: no kernel\n" in text
 
 
@@ -128,7 +130,7 @@ def test_plan():
     names = [c.name for c in commands]
     assert len(set(names)) == len(names)
     kinds = list(dict.fromkeys(c.do for c in commands))
-    assert kinds == ["capture", "contexts", "kernels", "module", "steps"]
+    assert kinds == ["capture", "dynamics", "elsewhere", "contexts", "kernels", "module", "steps"]
     timed = [c.do in gpu.TIMED for c in commands]
     assert timed == sorted(timed), "checks come first"
     captured = {c.arguments["system"] for c in commands if c.do == "capture"}
@@ -149,6 +151,31 @@ def test_replicas_and_packings():
     replicas = gpu_worker.System.named("3 x alanine-dipeptide", "some.ckpt")
     assert len(replicas.structure.positions) == 66 and set(replicas.atoms.molecules) == {0, 1, 2}
     assert len(gpu_worker.System.named("23", "some.ckpt").atoms.numbers) == 23
+    boxed = gpu_worker.System.named("23 in a box", "some.ckpt")
+    assert len(boxed.atoms.numbers) == 23 and boxed.structure.box.diagonal().min() == gpu_worker.EDGE
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_dynamics_with_wrong_forces_are_found(monkeypatch, tmp_path, stale):
+    """Contexts with graphs whose forces are another's."""
+
+    def context(*_, graphs=True, barostat=False, **__):
+        system = openmm.System()
+        for _ in range(4):
+            system.addParticle(12.0)
+        system.setDefaultPeriodicBoxVectors(*(gpu_worker.EDGE * np.eye(3)))
+        force = openmm.CustomExternalForce(f"{100 if stale and graphs else 200}*(x^2 + y^2 + z^2)")
+        for k in range(4):
+            force.addParticle(k)
+        system.addForce(force)
+        made = openmm.VerletIntegrator(0.0005)
+        return openmm.Context(system, made, openmm.Platform.getPlatformByName("Reference"))
+
+    device = gpu_worker.Device("cpu")
+    device.prepare("some.ckpt", str(tmp_path), 1)
+    monkeypatch.setattr(device, "_context", context)
+    checks = device.dynamics("4 in a box", "portable", "torch", steps=20)["checks"]
+    assert [check["passed"] for check in checks[::2]] == [not stale] * 4
 
 
 def test_a_case_with_a_model_of_its_own(monkeypatch, tmp_path):
@@ -177,14 +204,21 @@ def test_rehearsal(capsys, tmp_path):
     assert results["rehearsal"] and results["settings"]["platform"] == "CPU"
     environment, *cases = results["cases"]
     assert {"python", "torch", "openmm", "openmm-tensornet"} <= environment["versions"].keys()
-    assert [c["do"] for c in cases] == ["capture", "contexts", "kernels", "module", "steps"]
+    assert [c["do"] for c in cases] == ["capture", "dynamics", "elsewhere", "contexts", "kernels", "module", "steps"]
     assert all(c["passed"] for c in cases)
-    for case in cases[:2]:
-        for check in case["checks"]:
+    capture, dynamics, elsewhere, contexts, kernels, module, steps = cases
+    compared = [check for case in (capture, dynamics, elsewhere, contexts) for check in case["checks"]]
+    for check in compared:
+        if "energy_eV_per_atom" in check:
             assert check["energy_eV_per_atom"] <= check["tolerance"]["energy"]
             assert check["relative_force"] <= check["tolerance"]["force"]
-    assert len(cases[1]["checks"]) == 10
-    _, _, kernels, module, steps = cases
+    assert len(capture["checks"]) == 5 and len(contexts["checks"]) == 10
+    assert [check["nm"] for check in dynamics["checks"][::2]] == [
+        0,
+        0,
+        0,
+        0,
+    ]  # with and without a barostat, in either order
     assert kernels["declared"] == kernels["metadata"] > 0 == kernels["counted"]
     assert module["times"].keys() == {"replayed", "eager"} == module["ratios"].keys()
     assert steps["times"]["portable, graphs, mixed"]["step_s"] > 0
