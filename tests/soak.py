@@ -9,6 +9,7 @@ Each part is also a function, a few tries of which are tests (tests/test_soak.py
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import hashlib
 import io
@@ -265,7 +266,7 @@ class EditExported(Damage):
         if self.random.random() < 0.1:
             del described[place]
         else:
-            described[place] = self.choose(self.VALUES)
+            described[place] = copy.deepcopy(self.choose(self.VALUES))
 
     def weight(self, weights: dict[str, torch.Tensor]) -> None:
         name = self.choose(sorted(weights))
