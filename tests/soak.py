@@ -49,7 +49,7 @@ from openmm_tensornet.testing import reference_energy_and_forces
 # ------------------------------------------------------------------------------------------- mutated files
 
 SECONDS = 20  # for one file, which takes some ms
-MEMORY = {"checkpoint": 3 << 30, "run": 1 << 29}  # bytes beyond what a process has that has read sound ones
+MEMORY = 1 << 29  # bytes beyond what a process has that has read sound ones
 CANARY = "it-ran"  # a folder that nothing but code from a file makes
 # What no file may bring about (https://docs.python.org/3/library/audit_events.html).
 FORBIDDEN = (
@@ -643,7 +643,7 @@ def _worker(seeds: range, files: list, expected: dict, folder: Path, write: int)
         else None
     )
     if size is not None:
-        most = size + MEMORY[files[0][0]]
+        most = size + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(folder)
     sys.dont_write_bytecode = True
