@@ -106,7 +106,7 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
         model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
-        Gives the elements and the box.
+        Gives the elements and the box. May also come before the model.
     atomic_numbers : sequence of int, optional
         Instead of a topology: the atomic number of each atom that the force acts on.
     atoms : sequence of int, optional

@@ -245,7 +245,7 @@ def choose_kernels(kernels: str) -> str:
         except Exception as error:  # whatever is wrong with it
             warnings.warn(
                 f"kernels: 'nnpops' needs NNPOps, which cannot be imported ({error}); going on with kernels='portable'",
-                stacklevel=4,
+                stacklevel=5,
             )
             return "portable"
     return kernels

@@ -17,6 +17,7 @@ import torch
 from openmm import unit
 from torch import Tensor
 
+from .checks import either_order
 from .export import Exported, parse_metadata
 from .interrupts import Entry
 from .model import TensorNet
@@ -48,6 +49,7 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
         platform of the Context.
     """
 
+    @either_order
     def __init__(
         self, model: str | os.PathLike | TensorNet, topology: Any = None, *, device: str | None = None, **arguments: Any
     ):
