@@ -30,7 +30,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-mutations test-matrix soak soak-long lint format bench bench-peers bench-gpu oracle train clean
+.PHONY: help install constraints models kernels demo docs test test-alone test-slow test-mutations test-matrix soak soak-minimize soak-long lint format bench bench-peers bench-gpu oracle train clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ test-matrix: $(MATRIX)  ## run MATRIX_TESTS with other versions of OpenMM and Py
 
 soak: $(STAMP)  ## half an hour of mutated files, killed runs and random models; prints what was tried; SOAK_ARGS
 	$(BIN)/python tests/soak.py $(SOAK_ARGS)
+
+soak-minimize: $(STAMP)  ## a quarter of an hour of minimisations from distorted structures with both AceFF models; SOAK_ARGS
+	$(BIN)/python tests/soak_minimize.py $(SOAK_ARGS)
 
 soak-long: $(STAMP)  ## long runs of alanine dipeptide, some hours, in out/soak-long; continues what was stopped
 	$(BIN)/python tests/soak_long.py $(SOAK_ARGS)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from openmm_tensornet import tensors
 from openmm_tensornet.graphsafety import VIEWS
+from openmm_tensornet.programs import potential
 
 _BOTH, _SQUARE = (int((t.abs() > 1e-12).sum()) for t in (tensors.layer_table(True), tensors.square_table()))
 # Additions and multiplications of the fused kernels for each pair and channel, and for each atom and channel. The functions of a pair
@@ -86,6 +87,9 @@ class _Listener(TorchDispatchMode):
         return listener.heard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.openmm_tensornet.potential.default:
+            with self:  # those that it calls are heard instead
+                return potential(*args)
         result = func(*args, **(kwargs or {}))
         if func not in VIEWS:
             self.heard.append((func, args, result))

@@ -28,9 +28,8 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from openmm_tensornet import TensorNetForce, check_graph_safety, export_torchscript, load_model
+from openmm_tensornet import TensorNetForce, check_graph_safety, export_potential, export_torchscript, load_model
 from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import load_exported
 from openmm_tensornet.model import TensorNet
 from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
 from openmm_tensornet.testing import TOLERANCES, Tolerance, deviation, packing
@@ -205,7 +204,7 @@ class Device:
     def capture(self, system: str, kernels: str) -> dict:
         """Capture by hand the exported file's module and the frozen one of a force, and replay with new positions."""
         inputs = self._inputs(system)
-        file = load_exported(self._exported(system, kernels)).module.to(self._device)
+        file = torch.jit.load(self._exported(system, kernels, export_torchscript, ".pt"), map_location=self._device)
         checks = []
         for source, module in (("file", file), ("force", self._module(system, kernels))):
             captured = Captured(module, inputs[0])
@@ -342,11 +341,13 @@ class Device:
             self._systems[name] = System.named(name, self._model)
         return self._systems[name]
 
-    def _exported(self, name: str, kernels: str) -> Path:
+    def _exported(
+        self, name: str, kernels: str, export: Callable = export_potential, suffix: str = ".safetensors"
+    ) -> Path:
         """The exported file, made where it is missing."""
-        own, path = self._system(name), self._folder / f"{name.replace(' ', '-')}-{kernels}.pt"
+        own, path = self._system(name), self._folder / f"{name.replace(' ', '-')}-{kernels}{suffix}"
         if not path.exists():
-            export_torchscript(
+            export(
                 own.model,
                 path,
                 atomic_numbers=own.atoms.numbers,

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from openmm import LangevinMiddleIntegrator
+from openmm import LangevinMiddleIntegrator, Platform
 from openmm.app import DCDReporter, PDBFile, Simulation, StateDataReporter
 from openmm.unit import femtoseconds, kelvin, picosecond
 
@@ -31,7 +31,9 @@ print(
 )
 
 integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
-simulation = Simulation(pdb.topology, system, integrator)
+# PyTorch computes the potential. OpenMM's CPU platform would wake threads for nothing; with a GPU, name "CUDA".
+platform = Platform.getPlatformByName("Reference")
+simulation = Simulation(pdb.topology, system, integrator, platform)
 simulation.context.setPositions(pdb.positions)
 simulation.minimizeEnergy()
 simulation.context.setVelocitiesToTemperature(300 * kelvin)

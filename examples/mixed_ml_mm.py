@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from openmm import Context, LangevinMiddleIntegrator, State, System, VerletIntegrator
+from openmm import Context, LangevinMiddleIntegrator, Platform, State, System, VerletIntegrator
 from openmm.app import PME, ForceField, Modeller, PDBFile, Simulation
 from openmm.unit import MOLAR_GAS_CONSTANT_R, femtosecond, kelvin, kilojoule_per_mole, nanometer, picosecond
 
@@ -40,7 +40,9 @@ def temperature(context: Context) -> float:
 def run_at_300_kelvin(modeller: Modeller, system: System, length: float, before: float) -> tuple[float, State]:
     """Mean temperature (K) over `length` ps after `before` ps of equilibration, and the last State."""
     integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 1 * femtosecond)
-    simulation = Simulation(modeller.topology, system, integrator)
+    # The force field of the water keeps the CPU platform's threads busy; with a GPU, name "CUDA".
+    platform = Platform.getPlatformByName("CPU")
+    simulation = Simulation(modeller.topology, system, integrator, platform)
     simulation.context.setPositions(modeller.positions)
     simulation.minimizeEnergy(maxIterations=200)
     simulation.context.setVelocitiesToTemperature(300 * kelvin)
@@ -55,7 +57,7 @@ def run_at_300_kelvin(modeller: Modeller, system: System, length: float, before:
 def conserve_energy(system: System, state: State, length: float) -> tuple[float, float]:
     """Drift (kJ/mol/ps) and standard deviation (kJ/mol) of the total energy over `length` ps at 0.5 fs."""
     integrator = VerletIntegrator(0.5 * femtosecond)
-    context = Context(system, integrator)
+    context = Context(system, integrator, Platform.getPlatformByName("CPU"))
     context.setState(state)
     integrator.step(200)  # the start is no point of the trajectory that Verlet follows
     energies = []

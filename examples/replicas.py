@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from openmm import LangevinMiddleIntegrator
+from openmm import LangevinMiddleIntegrator, Platform
 from openmm.app import DCDReporter, PDBFile, Simulation, Topology
 from openmm.unit import Quantity, femtoseconds, kelvin, kilojoule_per_mole, nanometer, picosecond
 
@@ -42,9 +42,10 @@ def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
     topology, positions, molecules = copies(pdb, count)
     # A CMMotionRemover would take the mean motion of all replicas out of each.
     system = create_system(model, topology, molecules=molecules, remove_cm_motion=False)
-    simulation = Simulation(
-        topology, system, LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
-    )
+    integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
+    # PyTorch computes the potential. OpenMM's CPU platform would wake threads for nothing; with a GPU, name "CUDA".
+    platform = Platform.getPlatformByName("Reference")
+    simulation = Simulation(topology, system, integrator, platform)
     simulation.context.setPositions(positions)
     simulation.minimizeEnergy()
     simulation.context.setVelocitiesToTemperature(300 * kelvin)

@@ -194,6 +194,8 @@ def _read(path: str | os.PathLike) -> tuple[dict, str]:
             with open_archive(io.BytesIO(data)) as archive:
                 _check_kind(archive.infolist())
                 readable = rewrite_archive(archive)
+        elif data[8:9] == b"{":
+            raise _NotOne("expected a TorchMD-Net checkpoint, received an exported file; give it to TensorNetForce")
         elif not data.startswith(b"\x80"):  # older versions of torch write pickles
             raise ValueError("neither an archive nor a pickle")
         content = torch.load(io.BytesIO(readable), map_location="cpu", weights_only=True)
@@ -231,7 +233,9 @@ def _check_kind(members: list[zipfile.ZipInfo]) -> None:
     if any(n.endswith(".ckpt") for n in names):
         raise _NotOne("expected one checkpoint, received a zip of several (an ensemble); unpack one of them")
     if any(n.endswith("/constants.pkl") for n in names):
-        raise _NotOne("expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce")
+        raise _NotOne(
+            "expected a TorchMD-Net checkpoint, received TorchScript, which is a program; give it to openmmtorch.TorchForce if you trust it"
+        )
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise _NotOne("expected a checkpoint as torch writes it, received a compressed archive")
 

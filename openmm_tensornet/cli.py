@@ -175,13 +175,24 @@ def _parser() -> argparse.ArgumentParser:
         _export,
         common,
         potential,
-        help="write a TorchScript file for a structure",
-        description="Specialise a model to the atoms of a structure, check it against the reference model, and write the "
-        "TorchScript file that OpenMM's TorchForce runs, on any machine.",
+        help="write a file that a force for a structure is made of at once",
+        description="Specialise a model to the atoms of a structure, check it against the reference model, and write a file "
+        "that forces are made of at once, on any machine.",
     )
-    export.add_argument("--output", metavar="FILE", help="where to write (default: STRUCTURE.pt)")
     export.add_argument(
-        "--kernels", choices=("auto", "portable", "fused", "nnpops"), default="portable", help="(default: portable)"
+        "--output",
+        metavar="FILE",
+        help="where to write (default: STRUCTURE.safetensors, or STRUCTURE.pt with --torchscript)",
+    )
+    export.add_argument(
+        "--torchscript",
+        action="store_true",
+        help="write a program that OpenMM's TorchForce runs where this package is not installed",
+    )
+    export.add_argument(
+        "--kernels",
+        choices=("auto", "portable", "fused", "nnpops"),
+        help="(default: auto; portable with --torchscript)",
     )
     export.add_argument("--overwrite", action="store_true", help="replace an existing file")
     export.add_argument("--json", action="store_true", help="print what the file says of itself as JSON")
@@ -377,23 +388,25 @@ def _plain(structure: Structure, potential: dict[str, Any]) -> dict[str, Any]:
 
 def _export(options: argparse.Namespace) -> None:
     from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import export_torchscript
+    from openmm_tensornet.export import export_potential, export_torchscript
 
-    output = Path(options.output or f"{Path(options.structure).stem}.pt")
+    suffix = ".pt" if options.torchscript else ".safetensors"
+    output = Path(options.output or f"{Path(options.structure).stem}{suffix}")
     if output.exists() and not options.overwrite:
         raise FileExistsError(
             f"--output: {output} exists already; pass --overwrite to replace it or choose another name"
         )
     plain = _plain(*_structure_and_options(options))
     model = load_model(options.model)
-    metadata = export_torchscript(
-        model, output, periodic=plain["box_vectors"] is not None, kernels=options.kernels, **plain
-    )
+    if options.kernels is not None:
+        plain["kernels"] = options.kernels
+    export = export_torchscript if options.torchscript else export_potential
+    metadata = export(model, output, periodic=plain["box_vectors"] is not None, **plain)
     if options.json:
         print(json.dumps(metadata, indent=2))
     else:
         print(
-            f"{output}: {len(metadata['atomic_numbers'])} atoms, {metadata['precision']} precision, {options.kernels} kernels"
+            f"{output}: {len(metadata['atomic_numbers'])} atoms, {metadata['precision']} precision, {metadata['kernels']} kernels"
         )
 
 

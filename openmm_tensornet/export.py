@@ -23,6 +23,7 @@ from .checks import array, flag
 from .files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
 from .geometry import check_positions
 from .graphsafety import check_graph_safety
+from .interrupts import delivered
 from .model import TensorNet
 from .neighbors import check_box
 from .potential import (
@@ -103,6 +104,7 @@ class Exported:
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
+@delivered()
 def compile_potential(
     model: TensorNet,
     atoms: Atoms,
@@ -196,13 +198,13 @@ def compile_potential(
 
 
 def _example(specification: Specification, particles: list[int] | None) -> list[Tensor]:
-    """Positions of all particles, and a box where there is one."""
+    """Positions of all particles, and a box where there is one; in single precision, as CUDA gives them unless told otherwise."""
     atoms, cutoff = specification.atoms, box_cutoff(specification.model)
     positions = packing(atoms, 1)
     if particles is not None:
         positions = positions.new_zeros(max(particles) + 1, 3).index_copy(0, torch.tensor(particles), positions)
     edge = 3 * max(cutoff, float(positions.abs().max()))
-    return [positions, torch.eye(3, dtype=torch.float64) * edge][: 1 + specification.periodic]
+    return [positions.float(), torch.eye(3) * edge][: 1 + specification.periodic]
 
 
 def _describe(specification: Specification) -> dict:
@@ -348,7 +350,7 @@ def export_potential(
     particles : list of int, optional
         Index in the System of each atom.
     periodic, precision, tabulate, max_pairs, kernels
-        See :class:`~openmm_tensornet.potential.StaticPotential`.
+        See :class:`~openmm_tensornet.potential.StaticPotential`. With `tabulate=False` kernels are portable.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
     coulomb_cutoff : float, optional
@@ -394,7 +396,7 @@ def export_potential(
         precision=precision,
         tabulate=tabulate,
         max_pairs=max_pairs,
-        kernels=choose_kernels(kernels),
+        kernels=choose_kernels(kernels if tabulate or kernels != "auto" else "portable"),
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,
@@ -516,11 +518,18 @@ def _read(name: str) -> tuple[Specification, bytes, dict]:
     except (KeyError, AttributeError, *DAMAGED) as error:
         raise _damaged(name, f"{type(error).__name__}: {error}") from None
     metadata = parse_metadata(text, name)
+    missing = [entry for entry in _WRITTEN if entry not in metadata]
+    if missing:
+        raise _damaged(name, f"it does not say {', '.join(missing)}")
     content = specification.pack()  # in the one form that is known by its hash
     if key_of(content) != metadata["key"]:
         raise _damaged(name, "its checksum is wrong")
     particles = metadata["particles"]
-    if particles is not None and len(check_particles(particles)) != len(specification.atoms.numbers):
+    try:
+        count = len(specification.atoms.numbers if particles is None else check_particles(particles))
+    except (TypeError, ValueError) as error:
+        raise _damaged(name, error) from None
+    if count != len(specification.atoms.numbers):
         raise _damaged(name, "it has another number of particles than atoms")
     return specification, content, metadata | _describe(specification)
 
@@ -555,9 +564,9 @@ def load_exported(path: str | os.PathLike) -> Exported:
     module = _module(specification, content, metadata["particles"])
     try:
         with made(key_of(content), specification, specification.potential()):
-            found = module(*_example(specification, metadata["particles"]))
+            energies, _ = module.evaluate(*_example(specification, metadata["particles"]))
     except Exception as error:
         raise _damaged(name, error) from None
-    if not bool(torch.isfinite(found[0])):
+    if not bool(torch.isfinite(energies).all()):
         raise _damaged(name, "its network gives NaN")
     return Exported(module, {}, content).describe(**metadata)

@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .interrupts import undisturbed
+
 _ATEN = torch.ops.aten
 # Operators that only give another view of their input and launch nothing.
 VIEWS = frozenset(
@@ -141,7 +143,7 @@ class _Recorder(TorchDispatchMode):
         # Kept, since TorchScript's interpreter turns an exception into one of its own without the text.
         self.refusal: GraphSafetyError | None = None
         self.values = WeakTensorKeyDictionary()  # of the checked module, by the tensors that stand for them
-        self.inside: list[tuple[nn.Module, list[Tensor]]] = []
+        self.inside: list[tuple[Callable[..., nn.Module], list, list[Tensor]]] = []
 
     def refuse(self, func, reason: str) -> GraphSafetyError:
         self.refusal = _refused(func, reason)
@@ -191,7 +193,7 @@ class _Recorder(TorchDispatchMode):
             with unset_fake_temporarily():
                 values = [self.values.get(a, a) if isinstance(a, Tensor) else a for a in args]
                 inputs = [torch.zeros(a.shape, dtype=a.dtype) for a in args[:2] if isinstance(a, Tensor)]
-                self.inside.append((_MODULES[func._schema.name](*values), inputs))
+                self.inside.append((_MODULES[func._schema.name], values, inputs))
             return result
         if func.namespace != "aten":
             if func._schema.name not in _LAUNCHES:
@@ -236,6 +238,7 @@ def copied(module: nn.Module) -> Any:
     return torch.jit.load(buffer, map_location="cpu")
 
 
+@undisturbed
 def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
     """Check that a module can be captured in a CUDA graph, and count its kernels.
 
@@ -281,8 +284,10 @@ def check_graph_safety(module: nn.Module, *inputs: Tensor) -> GraphSafety:
                 raise _refused(f"after {recorder.last}", text[-1] if text else type(error).__name__) from error
     if recorder.refusal is not None:
         raise recorder.refusal
-    for inner, arguments in recorder.inside:
-        found = check_graph_safety(inner, *arguments)
+    for module_of, arguments, given in recorder.inside:
+        with torch.enable_grad():  # modules may be made with autograd, which is out of reach inside of an operator
+            inner = module_of(*arguments)
+        found = check_graph_safety(inner, *given)
         recorder.result.kernels += found.kernels
         recorder.result.counted += found.counted
         recorder.result.operators += found.operators

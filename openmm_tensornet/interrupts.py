@@ -11,9 +11,13 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What the last callback raised, until the next one runs.
 _raised: list[BaseException] = []
@@ -60,7 +64,11 @@ class Entry(threading.local):
                 answer = callback()(argument)
         except GeneratorExit:
             return
-        except BaseException as error:  # of which OpenMM keeps the text alone, by which its exception is known
+        except BaseException as raised:  # of which OpenMM keeps the text alone, by which its exception is known
+            error = raised
+            # OpenMM makes vectors in C++, one after another: what a handler raises in one makes a SystemError in the next.
+            while isinstance(error, SystemError) and error.__cause__ is not None:
+                error = error.__cause__
             _raised.append(error)
             self.__init__(callback)  # type: ignore[misc]  # a generator that raises has ended
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -70,25 +78,56 @@ def translate(kind: type[Exception]) -> None:
     """Let OpenMM's exception, `kind`, give way to that of a callback of which it speaks; once in a process."""
 
     def __init__(self: Exception, *texts: Any) -> None:
-        text = str(texts[0]) if texts else ""
-        found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
-        first = _raised[0] if _raised else None
-        _raised.clear()
-        if first is not None and type(first).__name__ not in text:
-            first = None
-        # A handler ran before the first line of an operator: all that is left is the text that TorchScript made, if it made one.
-        if first is None or (found and type(first) is RuntimeError):
-            name = "KeyboardInterrupt" if text == "" else found and found[1]
-            for known in _kinds(BaseException):
-                if known.__name__ == name:
-                    error = known.__new__(known)
-                    error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
-                    raise error
+        first = _first(str(texts[0]) if texts else "")
         if first is not None:
             raise first
         Exception.__init__(self, *texts)
 
     kind.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def delivered() -> Iterator[None]:
+    """Raise what Python code raised inside TorchScript that is called here, in place of TorchScript's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = _first(str(error)) if str(error) else None  # TorchScript's errors have a text
+        if first is None:
+            raise
+        raise first from error
+
+
+def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function in a thread of its own, and so without handlers of signals, which Python runs in the main thread alone.
+
+    For TorchScript on tensors without values, which often forgets what a handler raised in it.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function, *args, **kwargs).result()
+
+    return run
+
+
+def _first(text: str) -> BaseException | None:
+    """The exception of Python code that an error of C++ with this text stands for; None if it is C++'s own."""
+    found = re.search(r"RuntimeError: (\w+): ([^\n]*)", text)
+    first = _raised[0] if _raised else None
+    _raised.clear()
+    if first is not None and type(first).__name__ not in text:
+        first = None
+    # A handler ran before the first line of an operator: all that is left is the text that TorchScript made, if it made one.
+    if first is None or (found and type(first) is RuntimeError):
+        name = "KeyboardInterrupt" if text == "" else found and found[1]
+        for known in _kinds(BaseException):
+            if known.__name__ == name:
+                error = known.__new__(known)
+                error.args = (found[2],) if found and found[2] != "<EMPTY MESSAGE>" else ()
+                return error
+    return first
 
 
 def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:

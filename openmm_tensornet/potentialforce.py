@@ -16,7 +16,7 @@ from .atoms import Atoms
 from .checks import either_order, flag, integer
 from .export import Exported
 from .geometry import ClosePair, check_positions, nearest_neighbors
-from .interrupts import translate
+from .interrupts import delivered, translate
 from .model import TensorNet
 from .neighbors import check_box, find_pairs
 
@@ -163,6 +163,7 @@ class PotentialForce:
         energies = self._energies(context, *self._geometry(context))
         return factor * energies.cpu().numpy() * unit.kilojoule_per_mole
 
+    @delivered()
     def partial_charges(self, context: openmm.Context) -> np.ndarray:
         """Partial charges that a TensorNet2 predicts for the positions, and the box, of a Context.
 
@@ -267,6 +268,7 @@ class PotentialForce:
             return positions, None
         return positions, torch.tensor(state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(unit.nanometer))
 
+    @delivered()
     def _energies(self, context: openmm.Context, positions: Tensor, box: Tensor | None) -> Tensor:
         """Energies of the molecules, kJ/mol, without the scale parameter, from the device of the Context."""
         platform, device = context.getPlatform(), "cpu"

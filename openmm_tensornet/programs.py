@@ -171,7 +171,8 @@ _LIBRARY.define(f"potential({_GIVEN}, int molecules) -> (Tensor, Tensor)")
 _LIBRARY.define(f"partial_charges({_GIVEN}) -> Tensor")
 
 
-def _potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, molecules: int) -> tuple[Tensor, Tensor]:
+def potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, molecules: int) -> tuple[Tensor, Tensor]:
+    """Energies and forces: what the operator of this name does on each device."""
     evaluate = _prepared(data, key).evaluate
     return evaluate(positions) if box is None else evaluate(positions, box)
 
@@ -191,7 +192,7 @@ def _fake_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str)
 
 
 for _name, _run, _fake in (
-    ("potential", _potential, _fake_potential),
+    ("potential", potential, _fake_potential),
     ("partial_charges", _partial_charges, _fake_charges),
 ):
     for _device in ("CPU", "CUDA"):

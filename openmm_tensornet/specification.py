@@ -171,19 +171,24 @@ def _build(described: Mapping[str, Any], weights: dict[str, torch.Tensor]) -> Sp
         )
     one_of("kernels", described["kernels"], KERNELS)
     one_of("precision", described["precision"], DTYPES)
-    rooms = [(_room(pairs), None if coulomb is None else _room(coulomb)) for pairs, coulomb in described["rooms"]]
+    count = len(atoms.numbers)
+    rooms = [
+        (_room(pairs, count), None if coulomb is None else _room(coulomb, count))
+        for pairs, coulomb in described["rooms"]
+    ]
     periodic = flag("periodic", described["periodic"])
     return Specification(model, atoms, periodic, described["precision"], described["kernels"], Plan(intervals, *rooms))
 
 
-def _room(described: dict) -> Room:
+def _room(described: dict, count: int) -> Room:
+    """Room for what `count` atoms can need."""
     capacity, grid = described["capacity"], described["grid"]
     one_of("finder", described["finder"], tuple(FINDERS.values()))
     if capacity is not None:
-        capacity = integer("capacity", capacity, 1, LARGEST_LIST)
+        capacity = integer("capacity", capacity, 1, min(LARGEST_LIST, max(1, count * (count - 1) // 2)))
     if grid is not None:
-        cells = [integer("cells", count, 3, LARGEST_LIST) for count in grid["cells"]]
-        room = integer("room", grid["room"], 1, LARGEST_LIST)
+        cells = [integer("cells", number, 3, LARGEST_LIST) for number in grid["cells"]]
+        room = integer("room", grid["room"], 1, 2 * count)
         if len(cells) != 3 or cells[0] * cells[1] * cells[2] * room > LARGEST_LIST:
             raise ValueError(f"grid: expected three numbers of cells with few places in all, received {grid}")
         grid = Grid((cells[0], cells[1], cells[2]), room)

@@ -23,11 +23,13 @@ import openmm
 import torch
 from openmm import unit
 from openmm.app import Element, PDBFile, Topology
+from safetensors.torch import save_file
 
 from openmm_tensornet import cli, registry
 from openmm_tensornet.checkpoint import load_model, save_model
-from openmm_tensornet.export import export_potential, read_metadata
+from openmm_tensornet.export import DESCRIPTION, export_potential, export_torchscript, read_metadata
 from openmm_tensornet.simulation import SimulationError, simulate
+from openmm_tensornet.specification import read_texts, with_texts
 from openmm_tensornet.system import create_system, force_class
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
@@ -55,9 +57,21 @@ class Given:
 
     @cached_property
     def exported(self) -> Path:
-        path = self.folder / "exported.pt"
+        path = self.folder / "exported.safetensors"
         export_potential(self.model, path, atomic_numbers=NUMBERS)
         return path
+
+    @cached_property
+    def torchscript(self) -> Path:
+        path = self.folder / "exported.pt"
+        export_torchscript(self.model, path, atomic_numbers=NUMBERS)
+        return path
+
+    def described(self, change: Callable[[str], str]) -> Path:
+        """The exported file with another description."""
+        content = self.exported.read_bytes()
+        texts = read_texts(content)
+        return self.bytes(with_texts(content, texts | {DESCRIPTION: change(texts[DESCRIPTION])}))
 
     def bytes(self, content: bytes) -> Path:
         self.file.write_bytes(content)
@@ -140,21 +154,6 @@ class Attack:
         return 0.0, np.zeros((3, 3))
 
 
-class RunsWhenLoaded(torch.nn.Module):
-    """A TorchScript file with code that torch.jit.load runs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    @torch.jit.export
-    def __getstate__(self) -> int:
-        return 1
-
-    @torch.jit.export
-    def __setstate__(self, state: int) -> None:
-        self.training = False
-
-
 def _not_the_published(given: Given) -> str:
     """The name of a model whose file is not the one that is known."""
     name, file = "published-for-a-test", given.bytes(b"other")
@@ -215,6 +214,12 @@ def _flipped(given: Given, source: Path, member: str) -> Path:
     )  # of name and extra field
     start = info.header_offset + 30 + sum(int.from_bytes(length, "little") for length in lengths)
     data[start + info.compress_size // 2] ^= 1
+    return given.bytes(bytes(data))
+
+
+def _bit(given: Given, source: Path, place: int) -> Path:
+    data = bytearray(source.read_bytes())
+    data[place] ^= 1
     return given.bytes(bytes(data))
 
 
@@ -339,8 +344,12 @@ CHECKPOINTS: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
         "FILE: expected a checkpoint as torch writes it, received a compressed archive",
     ),
     (
-        "a TorchScript file", lambda g: g.exported, ValueError,
-        "…: expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce",
+        "an exported file", lambda g: g.exported, ValueError,
+        "…: expected a TorchMD-Net checkpoint, received an exported file; give it to TensorNetForce",
+    ),
+    (
+        "a TorchScript file", lambda g: g.torchscript, ValueError,
+        "…: expected a TorchMD-Net checkpoint, received TorchScript, which is a program; give it to openmmtorch.TorchForce if you trust it",
     ),
     (
         "another file of torch", lambda g: g.saved({"model": torch.ones(3)}), ValueError,
@@ -411,30 +420,30 @@ CHECKPOINTS: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
 EXPORTED: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
     ("an empty file", lambda g: g.bytes(b""), ValueError, NO_EXPORT),
     ("a truncated file", lambda g: g.bytes(g.exported.read_bytes()[:-1000]), ValueError, NO_EXPORT),
-    ("a file with one wrong bit in its code", lambda g: _flipped(g, g.exported, "/code/__torch__/openmm_tensornet/"), ValueError, NO_EXPORT),
-    ("a file with one wrong bit in its weights", lambda g: _flipped(g, g.exported, "/data/4"), ValueError, NO_EXPORT),
-    ("a zip bomb", lambda g: _bomb(g, g.exported, 3 << 30), ValueError, "FILE: expected an exported TensorNet file, received another or a damaged or truncated one (it unpacks to … bytes, and at most 2147483648 are read); export the model again"),
-    ("a zip bomb that declares a small size", lambda g: _bomb(g, g.exported, 1000), ValueError, NO_EXPORT),
+    ("a file with one wrong bit in its header", lambda g: _bit(g, g.exported, 20), ValueError, NO_EXPORT),
+    ("a file with one wrong bit in its weights", lambda g: _bit(g, g.exported, -1000), ValueError, NO_EXPORT),
+    ("a header of 1 EB", lambda g: g.bytes((1 << 60).to_bytes(8, "little") + b"{}"), ValueError, NO_EXPORT),
+    ("another safetensors file", lambda g: save_file({"weight": torch.zeros(2)}, g.file) or g.file, ValueError, NO_EXPORT),
     (
         "a checkpoint", lambda g: g.model_file, ValueError,
-        "…: expected an exported TensorNet file, received a checkpoint; read it with load_model",
+        "…: expected an exported TensorNet file, received a checkpoint or an archive; read it with load_model",
     ),
+    (
+        "a file of a newer format", lambda g: g.described(lambda text: text.replace('"format_version": 2', '"format_version": 9')),
+        ValueError, "FILE: expected format version 2 or older, received 9; update openmm-tensornet (the file was written by …)",
+    ),
+    (
+        "metadata that are no JSON", lambda g: g.described(lambda text: "{"),
+        ValueError, "FILE: expected metadata of openmm-tensornet, received something else; export the model again",
+    ),
+    (
+        "TorchScript with one wrong bit in its code", lambda g: _flipped(g, g.torchscript, "/code/__torch__/"), ValueError, NO_EXPORT,
+    ),
+    ("a TorchScript bomb", lambda g: _bomb(g, g.torchscript, 3 << 30), ValueError, "FILE: expected an exported TensorNet file, received another or a damaged or truncated one (it unpacks to … bytes, and at most 2147483648 are read); export the model again"),
+    ("a TorchScript bomb that declares a small size", lambda g: _bomb(g, g.torchscript, 1000), ValueError, NO_EXPORT),
     (
         "another TorchScript file", lambda g: torch.jit.script(torch.nn.Linear(2, 2)).save(str(g.file)) or g.file, ValueError,
-        "FILE: expected a file written by export_potential, received another TorchScript or zip file; export the model with it",
-    ),
-    (
-        "a TorchScript file that runs code when it is loaded",
-        lambda g: torch.jit.save(torch.jit.script(RunsWhenLoaded()), g.file, {"metadata.json": '{"format": "openmm-tensornet"}'}) or g.file,
-        ValueError, "FILE: expected an exported TensorNet file, received one that runs code when it is loaded; export the model again",
-    ),
-    (
-        "a file of a newer format", lambda g: g.archive(g.exported, lambda n, d: d.replace(b'"format_version": 1', b'"format_version": 9')),
-        ValueError, "FILE: expected format version 1 or older, received 9; update openmm-tensornet (the file was written by …)",
-    ),
-    (
-        "metadata that are no JSON", lambda g: g.archive(g.exported, lambda n, d: b"{" if n.endswith("metadata.json") else d),
-        ValueError, "FILE: expected metadata of openmm-tensornet, received something else; export the model again",
+        "FILE: expected a file written by export_torchscript, received another TorchScript file; export the model with it",
     ),
     ("no such file", lambda g: "absent.pt", FileNotFoundError, "absent.pt: expected an exported TensorNet file, which does not exist"),
 ]  # fmt: skip
@@ -450,6 +459,8 @@ def of_model(**options: Any) -> Callable[[Given], dict]:
 
 FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     # exported files for something else
+    ("Exported files", "TorchScript", lambda g: dict(model=g.torchscript, atomic_numbers=NUMBERS), ValueError,
+     "model: expected a checkpoint or a file of export_potential, received TorchScript (…exported.pt), which is a program and could do anything; give it to openmmtorch.TorchForce if you trust it"),
     ("Exported files", "a file for other atoms", of_export(atomic_numbers=[7, 1, 1]), ValueError,
      "model: expected atoms as the file was exported for (3 atoms), received 3 that differ from atom 0 on; export the model for this topology"),
     ("Exported files", "a file for another order of atoms", of_export(atomic_numbers=[1, 8, 1]), ValueError,

@@ -7,6 +7,7 @@ random weights; only comparisons with AceFF's own numbers have the marker `publi
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,12 +191,14 @@ def pytest_addoption(parser):
 def pytest_configure():
     """Runs keep the key of their checkpoints in a folder of the tests, for other processes too, and not with the user's own."""
     os.environ["XDG_STATE_HOME"] = str(Path(_FOLDER.name) / "state")
+    # A shell lets what it starts in the background, and all that this starts, ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Files that take a minute come first, so that no process has one left when the others are done.
 LONGEST = tuple(
     f"test_{name}.py"
-    for name in ("charge_force", "force", "triton", "lowering", "replica_exchange", "potential", "simulation")
+    for name in ("zoo", "charge_force", "force", "triton", "lowering", "replica_exchange", "potential", "simulation")
 )
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import soak_properties
 import soak_runs
 import torch
@@ -41,6 +42,7 @@ from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import export_potential, load_exported, model_hash
 from openmm_tensornet.potential import copy_double
+from openmm_tensornet.specification import Specification, key_of, read_texts, with_texts
 from openmm_tensornet.testing import reference_energy_and_forces
 
 # ------------------------------------------------------------------------------------------- mutated files
@@ -222,6 +224,64 @@ class Edit(Damage):
             )
 
         return self.archive(data, change)
+
+
+class EditExported(Damage):
+    """Changes a value of an exported file, and states the checksum that belongs to it now."""
+
+    VALUES = (
+        None, True, 0, 1, -1, 3, 2**31, 10**20, 0.5, -1.0, 1e300, float("nan"), float("inf"), "", "no", "TensorNet", "TensorNet2", "fused",
+        "portable", "nnpops", "double", "torch", [], [1], {}, {"cells": [3, 3, 3], "room": 1}, [["ZBL", {"max_z": 10**6}]], 768, 8192,
+    )  # fmt: skip
+
+    def __call__(self, data: bytes) -> bytes:
+        weights, texts = safetensors.torch.load(data), read_texts(data)
+        if self.random.random() < 0.4:
+            self.weight(weights)
+        else:
+            name = self.choose(sorted(texts))
+            described = json.loads(texts[name])
+            for _ in range(self.random.integers(1, 3)):
+                self.entry(described)
+            texts[name] = json.dumps(described)
+        data = safetensors.torch.save(weights, texts)
+        try:
+            key = key_of(Specification.unpack(data).pack())
+            return with_texts(data, texts | {"metadata": json.dumps(json.loads(texts["metadata"]) | {"key": key})})
+        except (ValueError, TypeError):
+            return data
+
+    def choose(self, values: Sequence[Any]) -> Any:
+        return values[self.random.integers(len(values))]
+
+    def entry(self, described: Any) -> None:
+        """Change a value somewhere inside, or leave it out."""
+        while True:
+            place = self.choose(sorted(described) if isinstance(described, dict) else range(len(described)))
+            inner = described[place]
+            if not isinstance(inner, (dict, list)) or not inner or self.random.random() < 0.1:
+                break
+            described = inner
+        if self.random.random() < 0.1:
+            del described[place]
+        else:
+            described[place] = self.choose(self.VALUES)
+
+    def weight(self, weights: dict[str, torch.Tensor]) -> None:
+        name = self.choose(sorted(weights))
+        value = weights[name]
+        ways: tuple[Callable[[], torch.Tensor], ...] = (
+            lambda: value.double(), lambda: value.half(), lambda: value.long(), lambda: value.flatten(), lambda: value.unsqueeze(0),
+            lambda: value * float("nan"), lambda: value * 1e38 * 1e38, lambda: value.flatten()[:1], lambda: torch.empty(0),
+            lambda: value * 1.5, lambda: value.to(torch.complex64),
+        )  # fmt: skip
+        choice = self.random.integers(len(ways) + 2)
+        if choice == len(ways):
+            del weights[name]
+        elif choice > len(ways):
+            weights[f"{name}x"] = weights.pop(name)
+        else:
+            weights[name] = ways[choice]().contiguous()
 
 
 class Attack:
@@ -421,8 +481,10 @@ def read_checkpoint(path: Path) -> str:
 def read_exported(path: Path) -> str:
     """The same of an exported file."""
     exported = load_exported(path)
-    x = torch.tensor([[0.0, 0, 0], [0.096, 0, 0], [-0.024, 0.093, 0]], dtype=torch.float64)
-    return repr((exported.metadata, [v.tolist() for v in exported.module(x)]))
+    atoms, particles = exported.metadata["atomic_numbers"], exported.metadata["particles"]
+    x = torch.from_numpy(np.random.default_rng(1).uniform(0, 0.3, (1 + max(particles or range(len(atoms))), 3)))
+    box = [4 * torch.eye(3, dtype=torch.float64)] if exported.metadata["periodic"] else []
+    return repr((exported.metadata, [v.tolist() for v in exported.module(x, *box)]))
 
 
 def read_run(path: Path) -> str:
@@ -433,7 +495,9 @@ def read_run(path: Path) -> str:
 READERS: dict[str, Callable[[Path], str]] = {
     "checkpoint": read_checkpoint, "exported file": read_exported, "run": read_run,
 }  # fmt: skip
-EDITS: dict[str, Callable[[np.random.Generator], Damage]] = {"checkpoint": Edit, "run": EditRun}
+EDITS: dict[str, Callable[[np.random.Generator], Damage]] = {
+    "checkpoint": Edit, "exported file": EditExported, "run": EditRun,
+}  # fmt: skip
 
 
 def originals(folder: Path, models: list[Path]) -> list[tuple[str, Path]]:
@@ -441,7 +505,7 @@ def originals(folder: Path, models: list[Path]) -> list[tuple[str, Path]]:
     folder.mkdir(parents=True, exist_ok=True)
     if not models:
         return [("run", soak_runs.original(folder))]
-    exported = folder / "exported.pt"
+    exported = folder / "exported.safetensors"
     export_potential(load_model(models[0]), exported, atomic_numbers=[8, 1, 1])
     return [*(("checkpoint", path) for path in models), ("exported file", exported)]
 
@@ -508,9 +572,14 @@ def _audit(event: str, arguments: tuple) -> None:
         return
     if event == "open" and "w" not in str(arguments[1]) and not int(arguments[2] or 0) & os.O_CREAT:
         return
-    # Importing a module when it is first needed is no harm.
-    if event in ("exec", "compile") and os.path.isfile(str(getattr(arguments[0], "co_filename", arguments[-1]))):
-        return
+    # Importing a module when it is first needed is no harm, nor is what torch.fx writes of the package's own programs.
+    if event in ("exec", "compile"):
+        source = str(getattr(arguments[0], "co_filename", arguments[-1]))
+        if os.path.isfile(source) or source.startswith("<eval_with_key>"):
+            return
+        # torch.jit parses the source of modules; to run it would be "exec".
+        if event == "compile" and source == "<unknown>":
+            return
     _watching = None
     raise Executed(f"{event} {arguments!r}"[:300])
 
@@ -600,7 +669,7 @@ def exported_models(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, case in (("plain", VARIANTS["zero-layers"]), ("charges", CHARGE_VARIANTS["no-layers"])):
-        paths.append(folder / f"{name}.pt")
+        paths.append(folder / f"{name}.safetensors")
         export_potential(load_model(case.checkpoint), paths[-1], atomic_numbers=[8, 1, 1])
     return paths
 

@@ -977,7 +977,9 @@ def test_ensembles(tmp_path, model_path):
 def test_torchscript(tmp_path):
     path = tmp_path / "scripted.pt"
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(path))
-    refused(path, r"expected a TorchMD-Net checkpoint, received a TorchScript file; give it to TensorNetForce")
+    refused(
+        path, r"expected a TorchMD-Net checkpoint, received TorchScript, which is a program; give it to openmmtorch"
+    )
 
 
 def test_compressed(tmp_path, model_path):

@@ -29,7 +29,7 @@ def model(tmp_path_factory):
     from openmm_tensornet.checkpoint import load_model
     from openmm_tensornet.export import export_potential
 
-    path = tmp_path_factory.mktemp("model") / "alanine.pt"
+    path = tmp_path_factory.mktemp("model") / "alanine.safetensors"
     numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
     export_potential(load_model(BUNDLED), path, atomic_numbers=numbers)
     return path
@@ -325,7 +325,10 @@ def test_formal_charges_that_are_contradicted(capsys, tmp_path, model_path, recw
         force_class()(model, topology, kernels="portable", total_charge=-2)
     assert not any("formal charges" in str(warning.message) for warning in caught)
     assert (
-        cli.main(["export", "--model", str(model), str(path), "--charge", "0", "--output", str(tmp_path / "e.pt")]) == 0
+        cli.main(
+            ["export", "--model", str(model), str(path), "--charge", "0", "--output", str(tmp_path / "e.safetensors")]
+        )
+        == 0
     )
     assert "warning: --charge 0 contradicts the formal charges of the file, which sum to -2" in capsys.readouterr().err
 
@@ -361,7 +364,7 @@ def test_a_placeholder_for_a_box(tmp_path, model_path):
 
 def test_vacuum_leaves_the_box_out(capsys, tmp_path, model_path):
     path = edited(tmp_path, lambda lines: [CRYST1.replace(" 1.000", " 8.000"), *lines])
-    arguments = ["export", "--model", model_path(MODEL), path, "--output", tmp_path / "e.pt"]
+    arguments = ["export", "--model", model_path(MODEL), path, "--output", tmp_path / "e.safetensors"]
     assert "received 0.8 nm" in (said := refused(capsys, *arguments)) and "--vacuum" in said
     assert cli.main([*map(str, arguments), "--vacuum"]) == 0
 
@@ -665,8 +668,17 @@ def test_export(capsys, tmp_path, model_path):
 
     from openmm_tensornet import TensorNetForce
 
-    output = tmp_path / "own.pt"
-    arguments = ["export", str(EXAMPLE), "--model", str(model_path(MODEL)), "--output", str(output)]
+    output = tmp_path / "own.safetensors"
+    arguments = [
+        "export",
+        str(EXAMPLE),
+        "--model",
+        str(model_path(MODEL)),
+        "--output",
+        str(output),
+        "--kernels",
+        "portable",
+    ]
     assert cli.main([*arguments, "--json"]) == 0
     metadata = json.loads(capsys.readouterr().out)
     assert len(metadata["atomic_numbers"]) == 22 and metadata["kernels"] == "portable" and metadata["launches"] > 10
@@ -677,6 +689,16 @@ def test_export(capsys, tmp_path, model_path):
     assert output.read_bytes() == before
     assert cli.main([*arguments, "--overwrite", "--precision", "double"]) == 0
     assert capsys.readouterr().out == f"{output}: 22 atoms, double precision, portable kernels\n"
+
+
+def test_export_for_openmmtorch_alone(capsys, tmp_path, model_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["export", str(EXAMPLE), "--model", str(model_path(MODEL)), "--torchscript"]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == "alanine_dipeptide.pt: 22 atoms, single precision, portable kernels\n"
+    assert cli.main(["info", "alanine_dipeptide.pt", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "TorchScript"
+    assert "received TorchScript" in refused(capsys, "simulate", EXAMPLE, "--model", "alanine_dipeptide.pt", *SHORT)
 
 
 @pytest.mark.parametrize("kind", ["vacuum", "periodic"])

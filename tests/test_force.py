@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import logging
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import openmm
 import pytest
+import safetensors.torch
 import torch
 from conftest import CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published, some
 from openmm import unit
@@ -29,6 +29,7 @@ from openmm_tensornet.export import export_potential, read_metadata
 from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.potential import copy_double
 from openmm_tensornet.registry import MODELS, KnownModel
+from openmm_tensornet.specification import read_texts, with_texts
 from openmm_tensornet.testing import reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
@@ -266,10 +267,10 @@ def test_no_graph_with_a_scale_parameter():
 @pytest.fixture(scope="module")
 def exported(variant, tmp_path_factory) -> tuple[Path, dict]:
     """A file of the small model's force, and its metadata."""
-    (case, force), path = variant, tmp_path_factory.mktemp("exported") / "exported.pt"
+    (case, force), path = variant, tmp_path_factory.mktemp("exported") / "exported.safetensors"
     numbers, kernels = case.atoms.numbers, force.metadata["kernels"]
     model = load_model(case.checkpoint)
-    return path, export_torchscript(model, path, atomic_numbers=numbers, precision="double", kernels=kernels)
+    return path, export_potential(model, path, atomic_numbers=numbers, precision="double", kernels=kernels)
 
 
 class TestSerialization:
@@ -298,7 +299,7 @@ class TestSerialization:
         case, force = variant
         path, metadata = exported
         assert read_metadata(path) == metadata
-        assert [p.name for p in path.parent.iterdir()] == ["exported.pt"]
+        assert [p.name for p in path.parent.iterdir()] == ["exported.safetensors"]
         loaded = TensorNetForce(path, atomic_numbers=case.atoms.numbers)
         assert loaded.metadata == metadata | {"name": "TensorNetForce", "scale_parameter": None}
         n = len(case.positions)
@@ -473,24 +474,22 @@ class TestExportedFiles:
 
     def test_damaged_newer_and_foreign_files(self, path, tmp_path):
         whole = path.read_bytes()
-        truncated = tmp_path / "truncated.pt"
+        truncated = tmp_path / "truncated.safetensors"
         truncated.write_bytes(whole[: len(whole) // 2])
-        damaged = tmp_path / "damaged.pt"
+        damaged = tmp_path / "damaged.safetensors"
         middle = len(whole) // 2
         damaged.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
-        newer = tmp_path / "newer.pt"
-        module = torch.jit.load(path)
-        metadata = read_metadata(path)
-        buffer = io.BytesIO()  # in a file of its own the archive would be called otherwise
-        torch.jit.save(module, buffer, _extra_files={"metadata.json": json.dumps(metadata | {"format_version": 99})})
-        newer.write_bytes(buffer.getvalue())
-        foreign = tmp_path / "foreign.pt"
-        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), foreign)
+        newer = tmp_path / "newer.safetensors"
+        texts = read_texts(whole)
+        description = json.loads(texts["metadata"]) | {"format_version": 99}
+        newer.write_bytes(with_texts(whole, texts | {"metadata": json.dumps(description)}))
+        foreign = tmp_path / "foreign.safetensors"
+        safetensors.torch.save_file({"weight": torch.zeros(2)}, foreign)
         for file, text in (
             (truncated, "truncated"),
             (damaged, "damaged"),
-            (newer, "format version 1 or older, received 99; update openmm-tensornet"),
-            (foreign, "expected a file written by export_potential"),
+            (newer, "format version 2 or older, received 99; update openmm-tensornet"),
+            (foreign, "expected an exported TensorNet file, received another"),
         ):
             with pytest.raises(ValueError, match=text):
                 TensorNetForce(file, atomic_numbers=[8, 1])

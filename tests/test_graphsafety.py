@@ -1,6 +1,7 @@
 """The capture check: modules that break each rule are refused by name, good ones pass with the right count."""
 
 import copy
+import signal
 import warnings
 
 import pytest
@@ -438,6 +439,32 @@ def test_inside_of_a_custom_operator(library, way):
     declare_launches("openmm_tensornet_test::declared", 5, lambda x: int((x * torch.zeros(3)).dim()))
     with pytest.raises(GraphSafetyError, match=r"inside of it, .*a tensor lives on the host"):
         check_graph_safety(way(Declared()), positions())
+
+
+@pytest.mark.parametrize("way", [eager, scripted], ids=lambda way: way.__name__)
+def test_a_signal_is_no_fault_of_the_module(library, way):
+    """What its handler raises reaches the user."""
+
+    class Stop(Exception):
+        pass
+
+    def handler(*_):
+        raise Stop
+
+    sent = []
+
+    def signalled(x: Tensor) -> int:
+        if not sent:
+            sent.append(signal.raise_signal(signal.SIGINT))
+        return 1
+
+    declare_launches("openmm_tensornet_test::declared", 1, signalled)
+    former = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(Stop):
+            check_graph_safety(way(Declared()), positions())
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 @pytest.mark.parametrize("way", [eager, scripted, traced], ids=lambda way: way.__name__)

@@ -99,7 +99,7 @@ def test_overflow_is_told(nnpops):
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "periodic"])
 def test_potential(nnpops, model_path, periodic):
-    """The program for GPUs equals the reference with NNPOps' pairs; the file says that it needs it, and can be captured."""
+    """The program for GPUs equals the reference with NNPOps' pairs; and can be captured."""
     model = load_model(model_path("variants/so3-gauss-2layers-meanstd"))
     atoms = Atoms.make([6, 1, 8, 1, 7, 1] * 12)
     box = torch.eye(3, dtype=torch.float64) * 2.4 * model.cutoff * model.units.nm_per_length if periodic else None
@@ -107,7 +107,6 @@ def test_potential(nnpops, model_path, periodic):
     inputs = (x,) if box is None else (x, box)
     expected = reference_energy_and_forces(copy_double(model), atoms, x, box)
     exported = compile_potential(model, atoms, periodic=periodic, kernels="nnpops", positions=x, box=box)
-    assert exported.metadata["features"] == ["nnpops"]
     assert exported.metadata["pair_lists"] == {"cpu": "torch", "cuda": "nnpops"}
     options = {"periodic": periodic, "kernels": "nnpops", "check": [(x, box, expected)], "tabulate": False}
     assert deviation(StaticPotential(model, atoms, **options).gpu_program(*inputs), expected).within(

@@ -31,6 +31,7 @@ MAKE_TARGETS = {
     "models",
     "soak",
     "soak-long",
+    "soak-minimize",
     "demo",
     "docs",
     "test",

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from openmm_tensornet.interrupts import Entry, deliver, delivered
 from openmm_tensornet.runfiles import DCD_HEADER_BYTES, RunFiles
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
@@ -124,6 +126,40 @@ def test_signals_reach_the_user(platform, backend, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     expected = "KeyboardInterrupt()\n" + 10 * "Stop('from the handler')\n" + "goes on\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr[-2000:]
+
+
+def test_a_signal_where_openmm_makes_python_objects():
+    """Python makes a SystemError of what a handler raises in C++ code that calls Python again; the cause is delivered."""
+
+    def callback(_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(RuntimeError, match=r"^KeyboardInterrupt: $"):
+        Entry(lambda: callback).send(None)
+
+
+@pytest.mark.parametrize("wrap", [deliver, lambda callback: callback])
+def test_a_signal_in_torchscript_outside_of_openmm(wrap):
+    """As while a force is made, whether the handler ran in an operator or before its first line."""
+
+    def run(x):
+        raise KeyboardInterrupt
+
+    library = torch.library.Library("interrupted", "FRAGMENT")
+    library.define("run(Tensor x) -> Tensor")
+    library.impl("run", wrap(run), "CPU")
+    scripted = torch.jit.CompilationUnit("def call(x):\n  return torch.ops.interrupted.run(x)\n")
+    with pytest.raises(KeyboardInterrupt), delivered():
+        scripted.call(torch.ones(1))
+    library._destroy()
+
+
+def test_an_error_without_a_text_is_no_signal():
+    with pytest.raises(RuntimeError), delivered():
+        raise RuntimeError
 
 
 RUN = """

@@ -383,7 +383,9 @@ def test_torchscript_never_runs(tmp_path, exported, kind, ending):
     with zipfile.ZipFile(buffer) as archive, zipfile.ZipFile(path, "w") as new:
         for name in archive.namelist():
             new.writestr(zipfile.ZipInfo(name.replace(".py", ending)), archive.read(name))
-    with pytest.raises(ValueError, match="received TorchScript .*, which is a program and could do anything") as caught:
+    with pytest.raises(
+        ValueError, match=r"received TorchScript .*, which is a program and could do anything"
+    ) as caught:
         TensorNetForce(path, atomic_numbers=[8, 1, 1])
     assert "\n" not in str(caught.value)
     assert other.read_text() == "mine"
@@ -406,7 +408,9 @@ def sign(path):
     """Put the checksum right, as an attacker would."""
     header, data = parts(path)
     specification = header["__metadata__"]
-    content = Specification.unpack(with_texts(path.read_bytes(), {"specification": specification["specification"]})).pack()
+    content = Specification.unpack(
+        with_texts(path.read_bytes(), {"specification": specification["specification"]})
+    ).pack()
     header["__metadata__"]["metadata"] = json.dumps(json.loads(specification["metadata"]) | {"key": key_of(content)})
     return write(path, header, data)
 
@@ -453,6 +457,7 @@ CHANGES = {
     "an unknown option": said("config.hook", "os.system"),
     "another class": said("model", "Module"),
     "a huge list": said("rooms.0.0.capacity", 1 << 60),
+    "a list longer than all pairs": said("rooms.0.0.capacity", 4),
     "a huge grid": said("rooms.0.0.grid", {"cells": [1 << 20] * 3, "room": 1 << 20}),
     "another finder": said("rooms.0.0.finder", "os"),
     "a table of 2^40 intervals": said("intervals", 1 << 40),
@@ -506,4 +511,3 @@ def test_no_sound_model_is_refused(activation, kernels, tmp_path):
     energy, forces = TensorNetForce(model, atomic_numbers=[8, 1, 1], kernels=kernels).getModule()(x)
     again = load_exported(path).module(x)
     assert torch.equal(energy, again[0]) and torch.equal(forces, again[1])
-

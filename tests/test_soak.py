@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import openmm
 import pytest
 import soak
+import soak_minimize
 import soak_properties
 import soak_runs
 
@@ -115,3 +117,15 @@ def test_two_runs_at_once(tmp_path):
 @pytest.mark.parametrize(("name", "examples"), [("potentials", 5), ("lists of pairs", 40)])
 def test_properties(name, examples):
     soak_properties.check_property(name, examples, seed=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "python"])
+def test_minimisation_from_distorted_structures(backend):
+    alanine = openmm.app.PDBFile(str(Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"))
+    numbers = [atom.element.atomic_number for atom in alanine.topology.atoms()]
+    random = np.random.default_rng(0)
+    structures = [soak_minimize.distort(alanine.getPositions(asNumpy=True)._value, random) for _ in range(3)]
+    closest = [min(np.linalg.norm(x[i] - x[j]) for i in range(22) for j in range(i)) for x in structures]
+    assert min(closest) == pytest.approx(0.02)
+    found = list(soak_minimize.minimised("alanine-dipeptide-gfn2", backend, numbers, 0, structures))
+    assert [one["good"] for one in found] == [True] * 3, found
