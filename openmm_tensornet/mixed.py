@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .checks import either_order, one_of
+from .checks import either_order, is_topology, one_of
 
 if TYPE_CHECKING:
     import openmm
@@ -85,10 +85,15 @@ def create_mixed_system(
             f"create_mixed_system needs openmm-ml, which cannot be imported ({error}); install it with `pip install openmmml`"
         ) from error
 
-    from .atoms import integers
+    from .atoms import check_particles
     from .system import molecule_bonds
 
-    region = integers("atoms", atoms)
+    _check(topology, mm_system)
+    region = check_particles(atoms)
+    if max(region) >= mm_system.getNumParticles():
+        raise ValueError(
+            f"atoms: expected indices below the number of the System's particles, {mm_system.getNumParticles()}, received {max(region)}"
+        )
     inside = set(region)
     potential = MLPotential("tensornet", modelPath=model)
     newer: dict[str, Any] = {}
@@ -114,7 +119,7 @@ def create_mixed_system(
     found = potential.createMixedSystem(
         topology,
         mm_system,
-        list(region),
+        region,
         removeConstraints=remove_constraints,
         forceGroup=force_group,
         interpolate=interpolate,
@@ -125,6 +130,20 @@ def create_mixed_system(
     bonds = [pair for pair in topology.bonds() if pair[0].index in inside and pair[1].index in inside]
     (found["system"] if return_info else found).addForce(molecule_bonds(bonds, periodic))
     return found
+
+
+def _check(topology: Topology, mm_system: openmm.System) -> None:
+    from openmm import System
+
+    if not is_topology(topology):
+        raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
+    if not isinstance(mm_system, System):
+        raise TypeError(f"mm_system: expected an openmm.System, received {type(mm_system).__name__}")
+    if mm_system.getNumParticles() != topology.getNumAtoms():
+        raise ValueError(
+            f"mm_system: expected a particle for each of the topology's {topology.getNumAtoms()} atoms, received "
+            f"{mm_system.getNumParticles()}"
+        )
 
 
 def _refuse_bonds_out_of(region: set[int], topology: Topology) -> None:

@@ -322,6 +322,36 @@ def test_either_order_of_arguments(solution, mm_system, model):
         create_mixed_system(solution.topology, mm_system, PEPTIDE, model, True)
 
 
+def test_arguments_that_are_something_else(solution, mm_system, model):
+    topology = solution.topology
+    smaller = openmm.System()
+    for arguments, error, text in (
+        (
+            (topology, model, mm_system, PEPTIDE),
+            TypeError,
+            r"mm_system: expected an openmm\.System, received TensorNet",
+        ),
+        (
+            (model, mm_system, topology, PEPTIDE),
+            TypeError,
+            r"topology: expected an openmm\.app\.Topology, received System",
+        ),
+        (
+            (model, topology, smaller, PEPTIDE),
+            ValueError,
+            "mm_system: expected a particle for each of the .* 31 atoms, received 0",
+        ),
+        ((model, topology, mm_system, [31]), ValueError, "atoms: expected indices below .* particles, 31, received 31"),
+        (
+            (model, topology, mm_system, [3, 3]),
+            ValueError,
+            "atoms: expected each index once, received 3 more than once",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            create_mixed_system(*arguments)
+
+
 # ------------------------------------------------------------------------- openmm-ml's options for TorchMD-Net
 
 
