@@ -13,6 +13,7 @@ import openmm
 import torch
 
 from .export import Exported, parse_metadata
+from .jit import quiet
 from .potentialforce import PotentialForce
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
@@ -165,7 +166,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
             "CUDAGraphWarmupSteps": str(warmup_steps),
         }
         scale = exported.metadata["scale_parameter"]
-        openmmtorch.TorchForce.__init__(self, (exported if scale is None else exported.scaled()).module, properties)
+        with quiet():
+            openmmtorch.TorchForce.__init__(self, (exported if scale is None else exported.scaled()).module, properties)
         self.setOutputsForces(True)
         if scale is not None:
             self.addGlobalParameter(scale, 1.0)
@@ -173,7 +175,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
 
     def _adopt(self, force: openmm.Force) -> Exported:
         torch_force = openmmtorch.TorchForce.cast(force) if openmmtorch.TorchForce.isinstance(force) else None
-        module: Any = None if torch_force is None else torch_force.getModule()
+        with quiet():
+            module: Any = None if torch_force is None else torch_force.getModule()
         if torch_force is None or not hasattr(module, "metadata"):
             raise TypeError(f"force: expected a TensorNetForce, received {force.getName()}")
         metadata = parse_metadata(module.metadata, "force")

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import jit
 from .interrupts import undisturbed
 
 _ATEN = torch.ops.aten
@@ -233,9 +234,9 @@ def copied(module: nn.Module) -> Any:
     if not isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module)
     buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
+    jit.save(module, buffer)
     buffer.seek(0)
-    return torch.jit.load(buffer, map_location="cpu")
+    return jit.load(buffer, map_location="cpu")
 
 
 @undisturbed

@@ -17,6 +17,7 @@ import torch
 from openmm import unit
 from torch import Tensor
 
+from . import jit
 from .checks import either_order
 from .export import Exported, parse_metadata
 from .interrupts import Entry
@@ -100,12 +101,12 @@ class Computation:
     def __getstate__(self) -> dict:
         if self._archive is None:
             buffer = io.BytesIO()
-            torch.jit.save(self.exported.module, buffer)
+            jit.save(self.exported.module, buffer)
             self._archive = buffer.getvalue()
         return {"module": self._archive, "device": self.device, "warmup_steps": self.warmup_steps}
 
     def __setstate__(self, state: dict) -> None:
-        module = torch.jit.load(io.BytesIO(state["module"]), map_location="cpu")
+        module = jit.load(io.BytesIO(state["module"]), map_location="cpu")
         exported = Exported(module, parse_metadata(module.metadata, "force"))
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
         self._archive = state["module"]  # so that copies have the same XML
@@ -121,7 +122,7 @@ class Computation:
             device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
             inputs = [torch.tensor(value.value_in_unit(unit.nanometer), device=device) for value in values]
             if self._program is None:
-                module: Any = torch.jit.freeze(self.exported.module.to(device).eval())
+                module: Any = jit.freeze(self.exported.module.to(device).eval())
                 if device.type == "cuda" and self.warmup_steps is not None:
                     module = Replay(module, inputs, self.warmup_steps)
                 self._program = module

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from . import jit
 from .graphsafety import copied
 from .neighbors import find_pairs, minimum_image
 from .units import KJ_PER_MOL_PER_EV
@@ -96,7 +97,7 @@ class CapturedModule:
         self, module: torch.jit.ScriptModule, positions: Tensor, box: Tensor | None = None, warmup_steps: int = 10
     ):
         own = copied(module)
-        self._module = torch.jit.freeze(own) if hasattr(own, "training") else own
+        self._module = jit.freeze(own) if hasattr(own, "training") else own
         self._inputs = [torch.zeros_like(t) for t in (positions, box) if t is not None]
         self._warmup_steps = warmup_steps
         self._captured: dict[bool, tuple[Tensor, ...]] = {}
