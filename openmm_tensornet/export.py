@@ -153,7 +153,8 @@ def compile_potential(
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
-    cases = geometries(atoms, positions, box if periodic else None)
+    cutoff = model.network_cutoff * model.units.nm_per_length
+    cases = geometries(atoms, cutoff, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,

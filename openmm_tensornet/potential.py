@@ -40,7 +40,7 @@ KERNELS = {
 }
 FINDERS = {"portable": "torch", "fused": "fused", "nnpops": "nnpops"}  # of pairs
 DTYPES = {"single": torch.float32, "double": torch.float64}
-RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
+RANK = {"single": 1e-10, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (768, 1024, 2048, 4096, 8192)
 # Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
 FUNCTION_ERROR = (1e-5, 1e-3)
