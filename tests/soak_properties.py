@@ -345,7 +345,7 @@ PROPERTIES: dict[str, Callable[[Any], None]] = {
     "potentials": one_potential,
     "lists of pairs": one_list,
     "creations": partial(one_creation, ("aceff-1.1", "aceff-2.0", BUNDLED)),
-    "creations of small models": partial(one_creation, ("zero-layers", "so3", "scalar-gauss")),
+    "creations of small models": partial(one_creation, ("zero-layers", "no-layers")),
 }
 
 

@@ -496,19 +496,32 @@ def test_the_box_of_the_system_counts_where_the_topology_has_none(solution, mode
 # --------------------------------------------------------------------------------------- mechanical embedding
 
 
-@pytest.mark.parametrize("remove_constraints", [True, False], ids=["constraints removed", "constraints kept"])
-@pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "box"])
-@pytest.mark.parametrize(
-    "checkpoint",
-    [
-        VARIANTS["zero-layers"].checkpoint,
-        SEEDED["so3"],
-        pytest.param(WEIGHTS["aceff-1.1"][0], marks=[pytest.mark.published("aceff-1.1"), pytest.mark.slow]),
-        pytest.param(WEIGHTS["aceff-2.0"][0], marks=[pytest.mark.published("aceff-2.0"), pytest.mark.slow]),
-    ],
-    ids=["zero-layers", "so3", "aceff-1.1", "aceff-2.0"],
-)
-def test_standard_expression_of_mechanical_embedding(solution, forcefield, checkpoint, periodic, remove_constraints):
+SMALL_MODELS = {"zero-layers": VARIANTS["zero-layers"].checkpoint, "so3": SEEDED["so3"]}
+# Model, with a box, constraints removed
+QUICK = {("zero-layers", False, True), ("zero-layers", True, False), ("so3", True, True), ("so3", False, False)}
+
+
+def mechanical(published: bool) -> list:
+    """Parameters of a test: a model, whether there is a box, whether constraints go."""
+    if published:
+        names: dict = {f"published-{name}": name for name in WEIGHTS}
+    else:
+        names = SMALL_MODELS | {f"stand-in-{name}": SEEDED[name] for name in WEIGHTS}
+    return [
+        pytest.param(
+            model, periodic, remove,
+            id="-".join((name, "box" if periodic else "vacuum", "constraints removed" if remove else "constraints kept")),
+            marks=[
+                *([] if (name, periodic, remove) in QUICK else [pytest.mark.slow]),
+                *([pytest.mark.published(model)] if published else []),
+            ],
+        )
+        for name, model in names.items() for periodic in (False, True) for remove in (True, False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "periodic", "remove_constraints"), mechanical(False) + mechanical(True))
+def test_standard_expression_of_mechanical_embedding(solution, forcefield, model, periodic, remove_constraints):
     """E = E(MM) - λ·E(MM of the region) + λ·E(ML), to 0.01 kJ/mol."""
     platform = openmm.Platform.getPlatformByName("Reference")
     copied = app.Modeller(solution.topology, solution.positions)
@@ -527,12 +540,12 @@ def test_standard_expression_of_mechanical_embedding(solution, forcefield, check
         network.addParticle(1.0)
     if periodic:
         network.setDefaultPeriodicBoxVectors(*everything.getPeriodicBoxVectors())
-    network.addForce(force_class()(checkpoint, alone.topology, precision="double"))
+    network.addForce(force_class()(model, alone.topology, precision="double"))
     total = evaluate(mm_system, solution.positions, platform)[0]
     inner, learnt = (evaluate(one, alone.positions, platform)[0] for one in (inside, network))
     assert abs(learnt - inner) > 10
 
-    arguments = checkpoint, everything, mm_system, PEPTIDE
+    arguments = model, everything, mm_system, PEPTIDE
     options = dict(remove_constraints=remove_constraints, precision="double")
     plain, interpolated = (create_mixed_system(*arguments, interpolate=on, **options) for on in (False, True))
     waters = 9
