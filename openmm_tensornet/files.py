@@ -41,6 +41,15 @@ def replace_file(path: str | os.PathLike, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def others_can_write(folder: str | os.PathLike) -> bool:
+    """Whether every user may put files there, or another folder in its place; a group is trusted. False on Windows."""
+    if os.name != "posix":
+        return False
+    own = Path(folder).resolve()
+    modes = [parent.stat().st_mode for parent in own.parents if not parent.stat().st_mode & stat.S_ISVTX]
+    return any(mode & stat.S_IWOTH for mode in (own.stat().st_mode, *modes))
+
+
 def open_own(path: str | os.PathLike, mode: str, **options: Any) -> IO:
     """Open a file to write to it in place, as `open` does; ValueError where that would change something else, to which it is a link."""
     return open(path, mode, opener=_without_links, **options)

@@ -139,7 +139,10 @@ def _prepare(data: Tensor, key: str) -> _Prepared:
     else:
         program = compiled(potential.gpu_program.to(data.device))
     charges = potential.charge_program if data.device.type == "cpu" else potential.gpu_charge_program
-    return _Prepared(program, None if charges is None else charges.to(data.device), {})
+    charges = None if charges is None else charges.to(data.device)
+    if data.device.type == "cuda":
+        torch.cuda.synchronize(data.device)  # the caller's stream does not wait for what this thread has copied there
+    return _Prepared(program, charges, {})
 
 
 def _as_it_is(program: fx.GraphModule) -> nn.Module:

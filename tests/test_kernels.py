@@ -13,6 +13,7 @@ from conftest import CHARGE_VARIANTS, KJ_PER_EV, VARIANTS
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from openmm_tensornet import graphsafety, load_model, program
+from openmm_tensornet.files import others_can_write
 from openmm_tensornet.flatten import flatten
 from openmm_tensornet.graphsafety import check_graph_safety
 from openmm_tensornet.kernels import definitions, functions, gpu_functions, operators
@@ -514,6 +515,26 @@ def test_every_operator_has_a_kernel_and_a_definition():
     assert all(hasattr(cuda, n) for n in names if n.removesuffix("_backward") not in FOR_CPUS)
     assert all(hasattr(definitions, n) for n in MOVING)
     assert operators.available()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders have no such permissions on Windows")
+def test_cache_that_others_can_write(tmp_path):
+    """What lies there is unpickled."""
+    for cache, above, expected in (
+        (0o700, 0o700, False),
+        (0o775, 0o1777, False),
+        (0o777, 0o700, True),
+        (0o700, 0o777, True),
+    ):
+        folder = tmp_path / f"{above:o}" / f"{cache:o}"
+        folder.mkdir(parents=True)
+        folder.chmod(cache)
+        folder.parent.chmod(above)
+        assert others_can_write(folder) == expected, folder
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    code = "from openmm_tensornet.kernels import cpu_program as c; print(c.execute._cache.cache_path)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n" and f"others can write to the folder for compiled kernels, {folder}" in done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(set(MOVING) - FOR_CPUS))

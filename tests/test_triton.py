@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("triton", reason="triton, which compiles the kernels for GPUs, is not installed")
 
 TESTS = Path(__file__).parent
-# Those of tests/test_kernels.py that hold operators against their definitions.
+# Those of tests/test_kernels.py that hold operators against their definitions. Pairs are found without cells on a GPU, so that the
+# geometries that differ in them are the same to it.
 CHOSEN = (
     "definitions or by_atom or geometry_in_a_box or other_option or activated or passing or far_near or scaled_by_zero "
-    "or (near_pairs and double and triclinic and three)"
+    "or (near_pairs and double and triclinic and three and not wide and not many and not room)"
 )
 
 

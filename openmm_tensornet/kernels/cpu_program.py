@@ -17,6 +17,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from .. import charges, tabulate
+from ..files import others_can_write
 from . import cpu, cpu_charges, cpu_pairs, definitions, simd
 from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
@@ -272,13 +273,18 @@ def _compiled(sources: int) -> Callable:
                 _add(_one(c, 0, b, d), _one(c, 1, b, d), n[0], _one(c, 2, b, d))
 
     try:
-        return njit(cache=True, **OPTIONS)(execute)
+        cached = njit(cache=True, **OPTIONS)(execute)
+        if not others_can_write(cached._cache.cache_path):  # what lies there is unpickled
+            return cached
+        reason = f"others can write to the folder for compiled kernels, {cached._cache.cache_path}"
     except RuntimeError:  # what Numba raises where it finds no place for its cache
-        logging.getLogger("openmm_tensornet").warning(
-            "openmm-tensornet: no folder for compiled kernels can be written, so every process compiles them anew, for about a minute; "
-            "set NUMBA_CACHE_DIR to a folder that can be, or use kernels='portable' (--kernels portable)"
-        )
-        return njit(**OPTIONS)(execute)
+        reason = "no folder for compiled kernels can be written"
+    logging.getLogger("openmm_tensornet").warning(
+        "openmm-tensornet: %s, so every process compiles them anew, for about a minute; set NUMBA_CACHE_DIR to a folder that you alone "
+        "can write, or use kernels='portable' (--kernels portable)",
+        reason,
+    )
+    return njit(**OPTIONS)(execute)
 
 
 # What is compiled: the code of these files, and these constants of others.
