@@ -155,6 +155,12 @@ def is_placeholder(box: Any) -> bool:
     return box is not None and all(box[k][k].value_in_unit(unit.nanometer) <= PLACEHOLDER for k in range(3))
 
 
+def has_box(topology: Any) -> bool:
+    """Whether a topology has a box that is meant."""
+    box = topology.getPeriodicBoxVectors()
+    return box is not None and not is_placeholder(box)
+
+
 def _select(
     topology: Any, atomic_numbers: Any, atoms: Any
 ) -> tuple[list[int], list[str], list[int] | None, int | None]:

@@ -85,6 +85,7 @@ def create_mixed_system(
             f"create_mixed_system needs openmm-ml, which cannot be imported ({error}); install it with `pip install openmmml`"
         ) from error
 
+    from .arguments import has_box
     from .atoms import check_particles
     from .system import molecule_bonds
 
@@ -111,10 +112,12 @@ def create_mixed_system(
     if charge is not None:
         name = "charge" if "charge" in options else "total_charge"  # openmm-ml's name, and ours
         options[name] = _agreed_charge(charge, options.get(name))
+    # As for a force, and not for openmm-ml: what is given is used, in vacuum too.
     if options.get("coulomb_cutoff") is not None:
         options.setdefault("useCoulombCutoff", True)
     periodic = mm_system.usesPeriodicBoundaryConditions()
-    if periodic and topology.getPeriodicBoxVectors() is None and options.get("periodic") is None:
+    # To interpolate, openmm-ml asks for the force in a System of its own, which has no box.
+    if periodic and not has_box(topology) and options.get("periodic") is None:
         options.setdefault("box_vectors", mm_system.getDefaultPeriodicBoxVectors())
     found = potential.createMixedSystem(
         topology,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from openmm import unit
 
-from .arguments import is_placeholder, open_model
+from .arguments import has_box, open_model
 from .charges import TensorNet2
 from .checkpoint import load_model
 from .checks import flag
@@ -155,8 +155,7 @@ class TensorNetPotential(MLPotentialImpl):
         if "device" in options and "device" not in inspect.signature(kind).parameters:
             del options["device"]
             _without_effect("device", "the platform of the Context decides where a TensorNetForce runs")
-        box = topology.getPeriodicBoxVectors()
-        boxed = box is not None and not is_placeholder(box)
+        boxed = has_box(topology)
         if not boxed and system.usesPeriodicBoundaryConditions() and options.get("periodic") is None:
             options.setdefault("box_vectors", system.getDefaultPeriodicBoxVectors())
         periodic = options.get("periodic")

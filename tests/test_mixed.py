@@ -476,10 +476,12 @@ def test_units_as_scales(water):
         openmmml.MLPotential("tensornet", modelPath=path, energyScale=-1.0)
 
 
-def test_the_box_of_the_system_counts_where_the_topology_has_none(solution, model):
+@pytest.mark.parametrize("placeholder", [False, True])
+def test_the_box_of_the_system_counts_where_the_topology_has_none(solution, model, placeholder):
     """As in openmm-ml: a System of the force field with periodic boundaries."""
-    topology = solution.topology
-    assert topology.getPeriodicBoxVectors() is None
+    topology = copy.deepcopy(solution.topology)
+    if placeholder:
+        topology.setUnitCellDimensions((0.1, 0.1, 0.1) * unit.nanometer)
     mm_system = openmm.System()
     for atom in topology.atoms():
         mm_system.addParticle(atom.element.mass)
@@ -491,6 +493,11 @@ def test_the_box_of_the_system_counts_where_the_topology_has_none(solution, mode
     mm_system.addForce(nonbonded)
     mixed = create_mixed_system(model, topology, mm_system, PEPTIDE)
     assert next(tensornet_forces(mixed)).metadata["periodic"]
+    interpolated = create_mixed_system(model, topology, mm_system, PEPTIDE, interpolate=True)
+    (force,) = [f for f in interpolated.getForces() if isinstance(f, openmm.CustomCVForce)]
+    inside = openmm.System()
+    inside.addForce(copy.deepcopy(force.getCollectiveVariable(0)))
+    assert next(tensornet_forces(inside)).metadata["periodic"]
 
 
 # --------------------------------------------------------------------------------------- mechanical embedding
