@@ -27,7 +27,8 @@ class Tolerance:
     energy : float
         eV an atom (96.485 kJ/mol), on the largest deviation of a molecule's energy.
     force : float
-        Norm of the deviation over the norm of the forces, or over that of forces of :data:`USUAL_FORCE` on every atom where it is larger.
+        Norm of the deviation over the norm of the forces, or over that of forces of :data:`USUAL_FORCE` (of tables: :data:`SMALL_FORCE`)
+        on every atom where it is larger.
     """
 
     energy: float
@@ -37,6 +38,7 @@ class Tolerance:
 # kJ/mol/nm; what an atom of a molecule feels at room temperature. Where forces are smaller, as at a minimum of the energy, they are
 # differences of ones of this size, of which they have the errors.
 USUAL_FORCE = 1000.0
+SMALL_FORCE = 100.0  # the same for tables, which are not rounded to single precision
 # Of an exported file, over the named geometries, compressed ones included.
 TOLERANCES = {"single": Tolerance(1e-5, 1e-4), "double": Tolerance(2e-7, 2e-6)}
 # Of tabulation alone, evaluated in double precision.
@@ -69,11 +71,13 @@ def reference_energy_and_forces(
     return energy.detach() * kj, forces.detach() * (kj / units.nm_per_length)
 
 
-def deviation(found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) -> Deviation:
-    """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's."""
+def deviation(
+    found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], smallest: float = USUAL_FORCE
+) -> Deviation:
+    """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's; forces below `smallest` count as that large."""
     energy, forces = found
     energy_error = float((energy.double() - reference[0]).abs().max()) / len(forces) / KJ_PER_MOL_PER_EV
-    scale = max(float(reference[1].norm()), USUAL_FORCE * len(forces) ** 0.5)
+    scale = max(float(reference[1].norm()), smallest * len(forces) ** 0.5)
     return Deviation(energy_error, float((forces.double() - reference[1]).norm()) / scale)
 
 
