@@ -9,6 +9,7 @@ Each part is also a function, a few tries of which are tests (tests/test_soak.py
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import hashlib
 import io
@@ -48,7 +49,7 @@ from openmm_tensornet.testing import reference_energy_and_forces
 # ------------------------------------------------------------------------------------------- mutated files
 
 SECONDS = 20  # for one file, which takes some ms
-MEMORY = {"checkpoint": 3 << 30, "run": 1 << 29}  # bytes beyond what a process has that has read sound ones
+MEMORY = 1 << 29  # bytes beyond what a process has that has read sound ones
 CANARY = "it-ran"  # a folder that nothing but code from a file makes
 # What no file may bring about (https://docs.python.org/3/library/audit_events.html).
 FORBIDDEN = (
@@ -265,7 +266,7 @@ class EditExported(Damage):
         if self.random.random() < 0.1:
             del described[place]
         else:
-            described[place] = self.choose(self.VALUES)
+            described[place] = copy.deepcopy(self.choose(self.VALUES))
 
     def weight(self, weights: dict[str, torch.Tensor]) -> None:
         name = self.choose(sorted(weights))
@@ -642,7 +643,7 @@ def _worker(seeds: range, files: list, expected: dict, folder: Path, write: int)
         else None
     )
     if size is not None:
-        most = size + MEMORY[files[0][0]]
+        most = size + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(folder)
     sys.dont_write_bytecode = True
