@@ -135,11 +135,11 @@ $(STAMP): setup.cfg pyproject.toml $(CONSTRAINTS) | .venv/bin/python
 .SECONDARY: $(MATRIX_TORCH:%=.venv-matrix/torch-%)
 .SECONDEXPANSION:
 # openmmtorch looks for PyTorch beside itself, hence the links.
-# It does not fit OpenMM 8.6: None in sys.modules hides that of .venv.
+# It does not fit OpenMM 8.6: None in sys.modules hides that of .venv. openmm-ml 1.8 goes with OpenMM 8.6, the one in .venv with older ones.
 .venv-matrix/openmm-%: .venv-matrix/torch-$$(lastword $$(subst -, ,$$*)) | $(STAMP)
 	rm -rf $@ $@.part
 	$(BIN)/python -m pip install -q --no-compile --no-deps --target $@.part 'openmm==$(firstword $(subst -, ,$*)).*' \
-	    $(if $(filter 8.6-%,$*),,acellera-openmmtorch-cpu==1.10)
+	    $(if $(filter 8.6-%,$*),openmmml==1.8,acellera-openmmtorch-cpu==1.10)
 	$(if $(filter 8.6-%,$*),echo 'import sys; sys.modules["openmmtorch"] = None' > $@.part/sitecustomize.py)
 	ln -s $(CURDIR)/$</* $@.part
 	mv $@.part $@

@@ -22,7 +22,7 @@ parser.add_argument("--time", type=float, default=1.0, help="ps (%(default)s)")
 options = parser.parse_args()
 
 pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
-system = create_system(pdb.topology, options.model, positions=pdb.positions)
+system = create_system(options.model, pdb.topology, positions=pdb.positions)
 (force,) = tensornet_forces(system)
 network = force.metadata["model"]["config"]
 print(

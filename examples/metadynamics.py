@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
 
     pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
-    system = create_system(pdb.topology, options.model, positions=pdb.positions)
+    system = create_system(options.model, pdb.topology, positions=pdb.positions)
     phi = angle(pdb, "ACE:C", "ALA:N", "ALA:CA", "ALA:C")
     psi = angle(pdb, "ALA:N", "ALA:CA", "ALA:C", "NME:N")
     # A hill of 1 kJ/mol every 50 fs, lower where the bias is high: as if the two angles were at 8 times 300 K.

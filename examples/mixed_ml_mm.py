@@ -71,7 +71,7 @@ def conserve_energy(system: System, state: State, length: float) -> tuple[float,
 def main(model: str, length: float = 20.0, short: float = 2.0) -> dict[str, float]:
     modeller, mm_system = solvate()
     peptide = [atom.index for atom in modeller.topology.atoms() if atom.residue.name != "HOH"]
-    mixed_system = create_mixed_system(modeller.topology, mm_system, peptide, model)
+    mixed_system = create_mixed_system(model, modeller.topology, mm_system, peptide)
     results = {}
     for name, system in (("ML/MM", mixed_system), ("MM alone", mm_system)):
         results[f"{name} temperature"], state = run_at_300_kelvin(modeller, system, length, short)

@@ -41,7 +41,7 @@ def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
     pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
     topology, positions, molecules = copies(pdb, count)
     # A CMMotionRemover would take the mean motion of all replicas out of each.
-    system = create_system(topology, model, molecules=molecules, remove_cm_motion=False)
+    system = create_system(model, topology, molecules=molecules, remove_cm_motion=False)
     integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
     # PyTorch computes the potential. OpenMM's CPU platform would wake threads for nothing; with a GPU, name "CUDA".
     platform = Platform.getPlatformByName("Reference")

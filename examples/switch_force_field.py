@@ -21,7 +21,7 @@ from openmm_tensornet import create_system
 
 def both(pdb: PDBFile, model: str) -> System:
     """The network, scaled by lambda_ml, and the forces of a force field, scaled by the rest."""
-    system = create_system(pdb.topology, model, positions=pdb.positions, scale_parameter="lambda_ml")
+    system = create_system(model, pdb.topology, positions=pdb.positions, scale_parameter="lambda_ml")
     amber = ForceField("amber14-all.xml").createSystem(pdb.topology, constraints=None, removeCMMotion=False)
     names = [f"E{k}" for k in range(amber.getNumForces())]
     rest = CustomCVForce(f"(1 - lambda_ml) * ({' + '.join(names)})")

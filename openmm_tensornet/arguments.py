@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .atoms import Atoms, check_particles, formal_charge, integers
 from .checkpoint import load_model
-from .checks import flag, integer, one_of
+from .checks import flag, integer, is_topology, one_of
 from .export import Exported, check_supported, compile_potential, load_exported
 from .files import file_kind
 from .geometry import check_positions, warn_about_close_atoms, warn_about_lone_atoms
@@ -91,7 +91,7 @@ def prepare(
     if coulomb_cutoff is not None:
         coulomb_cutoff = positive_in("coulomb_cutoff", coulomb_cutoff, unit.nanometer)
 
-    exported = _open(model)
+    exported = open_model(model)
     if isinstance(exported, Exported):
         _check_exported(exported.metadata, numbers, molecules, total_charge, particles, periodic)
         _check_exported_options(
@@ -112,7 +112,7 @@ def prepare(
             warnings.warn(
                 f"total_charge: the model was trained without total charges, received {total_charge!r}; "
                 "the energy depends on it nevertheless",
-                stacklevel=3,
+                stacklevel=4,
             )
     if stated_charge is not None and stated_charge != sum(specification.charges):
         warnings.warn(
@@ -124,7 +124,7 @@ def prepare(
         warnings.warn(
             "molecules: with periodic boundaries, received several molecules that do not see each other; the molecules of a "
             "liquid must see each other: leave `molecules` out",
-            stacklevel=3,
+            stacklevel=4,
         )
     if box is not None:
         _check_coulomb_cutoff(box, long_range)
@@ -154,6 +154,12 @@ def is_placeholder(box: Any) -> bool:
     return box is not None and all(box[k][k].value_in_unit(unit.nanometer) <= PLACEHOLDER for k in range(3))
 
 
+def has_box(topology: Any) -> bool:
+    """Whether a topology has a box that is meant."""
+    box = topology.getPeriodicBoxVectors()
+    return box is not None and not is_placeholder(box)
+
+
 def _select(
     topology: Any, atomic_numbers: Any, atoms: Any
 ) -> tuple[list[int], list[str], list[int] | None, int | None]:
@@ -171,7 +177,7 @@ def _select(
                 f"atomic_numbers: expected one for each of the {len(particles)} atoms, received {len(numbers)}"
             )
         return numbers, [f"atom {k} (atomic number {z})" for k, z in enumerate(numbers)], particles, None
-    if not hasattr(topology, "atoms") or not hasattr(topology, "getPeriodicBoxVectors"):
+    if not is_topology(topology):
         raise TypeError(f"topology: expected an openmm.app.Topology, received {type(topology).__name__}")
     chosen = list(topology.atoms())
     if particles is not None:
@@ -211,7 +217,8 @@ def _own_positions(positions: Any, particles: list[int] | None, count: int) -> T
     return tensor if particles is None else tensor[particles]
 
 
-def _open(model: Any) -> TensorNet | Exported:
+def open_model(model: Any) -> TensorNet | Exported:
+    """A loaded model as it is, a checkpoint or an exported file read."""
     if isinstance(model, TensorNet):
         return model
     if isinstance(model, (str, os.PathLike)):

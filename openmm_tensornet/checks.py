@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -13,6 +15,29 @@ if TYPE_CHECKING:
 # At this distance from the origin float64 still resolves 1e-10 nm; nothing that is meant lies beyond it.
 LARGEST_LENGTH = 1e6  # nm
 TRUTH_VALUES = (bool, np.bool_)  # neither of which is a number
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_topology(value: Any) -> bool:
+    """Whether a value can serve as an openmm.app.Topology."""
+    return hasattr(value, "atoms") and hasattr(value, "getPeriodicBoxVectors")
+
+
+def either_order(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of `model`, `topology` and others be called with a topology in the place of the model, which then comes last."""
+    kinds = inspect.signature(function).parameters.values()
+    names = [p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD]
+    place = names.index("model")
+    other = [name for name in names if name != "model"] + ["model"]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if place < len(args) <= len(names) and is_topology(args[place]):
+            return function(**dict(zip(other, args, strict=False)), **kwargs)  # type: ignore[arg-type, call-arg]
+        return function(*args, **kwargs)
+
+    return call
 
 
 def flag(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import __version__
+from . import __version__, jit
 from .atoms import Atoms, check_particles
 from .checks import array, flag
 from .files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
@@ -155,7 +155,8 @@ def compile_potential(
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
         box = torch.eye(3, dtype=torch.float64) * edge
-    cases = geometries(atoms, positions, box if periodic else None)
+    cutoff = model.network_cutoff * model.units.nm_per_length
+    cases = geometries(atoms, cutoff, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
     potential = StaticPotential(
         model,
@@ -282,7 +283,7 @@ def _check(found, expected, name: str, precision: str) -> Deviation:
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
     """Largest deviations of the frozen module from the reference; raises if they are too large."""
-    frozen = torch.jit.freeze(module.eval())
+    frozen = jit.freeze(module.eval())
     worst = {"energy_eV_per_atom": 0.0, "relative_force": 0.0}
     for _ in range(2):  # the profiling executor changes its plan after the first calls
         for name, (x, box) in cases.items():
@@ -310,7 +311,7 @@ def save(exported: Exported, path: str | os.PathLike) -> None:
         content = with_texts(exported.content, texts)
     else:
         buffer = io.BytesIO()
-        torch.jit.save(exported.module, buffer, _extra_files={f"{DESCRIPTION}.json": json.dumps(exported.metadata)})
+        jit.save(exported.module, buffer, _extra_files={f"{DESCRIPTION}.json": json.dumps(exported.metadata)})
         content = buffer.getvalue()
     replace_file(path, content)
 
@@ -561,7 +562,7 @@ def load_exported(path: str | os.PathLike) -> Exported:
     name = os.fspath(path)
     _check_exported_file(name)
     if file_kind(name) == "TorchScript":
-        return Exported(torch.jit.load(name, map_location="cpu"), _read_torchscript(name))
+        return Exported(jit.load(name, map_location="cpu"), _read_torchscript(name))
     specification, content, metadata = _read(name)
     module = _module(specification, content, metadata["particles"])
     try:

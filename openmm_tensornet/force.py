@@ -13,6 +13,7 @@ import openmm
 import torch
 
 from .export import Exported, parse_metadata
+from .jit import quiet
 from .potentialforce import PotentialForce
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).
@@ -106,7 +107,7 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
         model (`openmm-tensornet models` lists them), or a loaded model.
         An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
-        Gives the elements and the box.
+        Gives the elements and the box. May also come before the model.
     atomic_numbers : sequence of int, optional
         Instead of a topology: the atomic number of each atom that the force acts on.
     atoms : sequence of int, optional
@@ -165,7 +166,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
             "CUDAGraphWarmupSteps": str(warmup_steps),
         }
         scale = exported.metadata["scale_parameter"]
-        openmmtorch.TorchForce.__init__(self, (exported if scale is None else exported.scaled()).module, properties)
+        with quiet():
+            openmmtorch.TorchForce.__init__(self, (exported if scale is None else exported.scaled()).module, properties)
         self.setOutputsForces(True)
         if scale is not None:
             self.addGlobalParameter(scale, 1.0)
@@ -173,7 +175,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
 
     def _adopt(self, force: openmm.Force) -> Exported:
         torch_force = openmmtorch.TorchForce.cast(force) if openmmtorch.TorchForce.isinstance(force) else None
-        module: Any = None if torch_force is None else torch_force.getModule()
+        with quiet():
+            module: Any = None if torch_force is None else torch_force.getModule()
         if torch_force is None or not hasattr(module, "metadata"):
             raise TypeError(f"force: expected a TensorNetForce, received {force.getName()}")
         metadata = parse_metadata(module.metadata, "force")

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import jit
 from .interrupts import undisturbed
 
 _ATEN = torch.ops.aten
@@ -246,9 +247,9 @@ def copied(module: nn.Module) -> Any:
     if not isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module)
     buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
+    jit.save(module, buffer)
     buffer.seek(0)
-    return torch.jit.load(buffer, map_location="cpu")
+    return jit.load(buffer, map_location="cpu")
 
 
 @undisturbed
@@ -305,7 +306,7 @@ def _frozen(module: nn.Module) -> nn.Module:
     if not isinstance(module, torch.jit.ScriptModule) or not hasattr(module, "training"):  # frozen already
         return module
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return copied(torch.jit.freeze(module.eval(), [name for name, _ in tensors]))
+    return copied(jit.freeze(module.eval(), [name for name, _ in tensors]))
 
 
 def _replace(module: nn.Module, tensors: Callable[[Tensor], Tensor]) -> None:

@@ -28,7 +28,8 @@ from .program import (
     radial_functions,
     radial_tables,
 )
-from .testing import TABULATION, Deviation, deviation, reference_energy_and_forces
+from .tabulate import RadialTable
+from .testing import SMALL_FORCE, TABULATION, Deviation, deviation, reference_energy_and_forces
 
 # What runs on a CPU, and what on a GPU. The fused kernels have not been measured on a GPU yet.
 KERNELS = {
@@ -39,7 +40,7 @@ KERNELS = {
 }
 FINDERS = {"portable": "torch", "fused": "fused", "nnpops": "nnpops"}  # of pairs
 DTYPES = {"single": torch.float32, "double": torch.float64}
-RANK = {"single": 1e-9, "double": 1e-12}  # see RadialTable
+RANK = {"single": 1e-10, "double": 1e-12}  # see RadialTable
 TABLE_SIZES = (768, 1024, 2048, 4096, 8192)
 # Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
 FUNCTION_ERROR = (1e-5, 1e-3)
@@ -140,17 +141,21 @@ class StaticPotential(Module):
         reference = copy_double(model)
         self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, on_cpu == "fused"
         self.tabulation: dict | None = None
+        tables: list[RadialTable] | None = None
         if plan is None:
             # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
             gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
             rooms = choose_rooms(model, atoms, gpu_rooms[0].capacity, check, FINDERS[on_cpu])
-            plan = Plan(self._refine(reference, rooms[0].capacity, check) if tabulate else None, rooms, gpu_rooms)
+            tables = self._refine(reference, rooms[0].capacity, check) if tabulate else None
+            plan = Plan(tables[0].intervals if tables else None, rooms, gpu_rooms)
         self.plan, self.capacity = plan, plan.gpu_rooms[0].capacity
         functions = radial_functions(reference, self.capacity is None)
         if plan.intervals is None:
             radial: list = [DirectRadial(group, DTYPES[precision]) for group in functions]
         else:
-            radial = radial_tables(reference, functions, plan.intervals, RANK[precision], DTYPES[precision])
+            # The very tables that were compared with the functions, where that was now.
+            tables = tables or radial_tables(reference, functions, plan.intervals, RANK[precision])
+            radial = [table.to(DTYPES[precision]) for table in tables]
         given = reference, atoms, periodic, DTYPES[precision], radial
         program = StaticProgram(*given, plan.rooms, self.fused)
         self.cutoff = program.cutoff
@@ -169,16 +174,16 @@ class StaticPotential(Module):
         if isinstance(model, TensorNet2):
             self.charge_program, self.gpu_charge_program = (select_outputs(programs[k], 2) for k in (0, -1))
 
-    def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> int:
-        """Number of intervals at which float64 tables meet :data:`TABULATION` on all geometries and on their own grid."""
+    def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> list[RadialTable]:
+        """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
         worst, errors = Deviation(0.0, 0.0), []
         # In the portable program: fused kernels for float64 would have to be compiled for this alone.
         rooms = choose_rooms(model, self.atoms, capacity, check)
         functions = radial_functions(model, capacity is None)
         for intervals in TABLE_SIZES:
-            tables = radial_tables(model, functions, intervals, RANK[self.precision], torch.float64)
+            tables = radial_tables(model, functions, intervals, RANK[self.precision])
             program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
-            found = [deviation(program(x, box)[:2], expected) for x, box, expected in check]
+            found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
                 continue
@@ -193,7 +198,7 @@ class StaticPotential(Module):
                     "energy_eV_per_atom": worst.energy,
                     "relative_force": worst.force,
                 }
-                return intervals
+                return tables
         raise RuntimeError(
             f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
             f"{TABULATION[self.precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
@@ -245,7 +250,7 @@ def choose_kernels(kernels: str) -> str:
         except Exception as error:  # whatever is wrong with it
             warnings.warn(
                 f"kernels: 'nnpops' needs NNPOps, which cannot be imported ({error}); going on with kernels='portable'",
-                stacklevel=4,
+                stacklevel=5,
             )
             return "portable"
     return kernels
@@ -270,7 +275,7 @@ def expected_energies_and_forces(
         return {name: reference_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
     rooms = choose_rooms(model, atoms, None, [(*case, None) for case in cases.values()])
     functions = radial_functions(model, rooms[0].capacity is None)
-    radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"], torch.float64)
+    radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"])
     periodic = any(box is not None for _, box in cases.values())
     program = StaticProgram(model, atoms, periodic, torch.float64, radial, rooms)
     return {name: program(*case)[:2] for name, case in cases.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .arguments import prepare
 from .atoms import Atoms
-from .checks import flag, integer
+from .checks import either_order, flag, integer
 from .export import Exported
 from .geometry import ClosePair, check_positions, nearest_neighbors
 from .interrupts import delivered, translate
@@ -42,6 +42,7 @@ class PotentialForce:
     metadata: dict
     _module: torch.jit.ScriptModule  # without the scale parameter
 
+    @either_order
     def __init__(
         self,
         model: str | os.PathLike | TensorNet,

@@ -363,12 +363,10 @@ def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
     return (species * both).flatten(0, 1)
 
 
-def radial_tables(
-    model: TensorNet, functions: list[nn.Module], intervals: int, rank: float, dtype: torch.dtype
-) -> list[RadialTable]:
-    """Tables of what the network takes from the distance, in nm, up to its cutoff."""
+def radial_tables(model: TensorNet, functions: list[nn.Module], intervals: int, rank: float) -> list[RadialTable]:
+    """Tables, in float64, of what the network takes from the distance, in nm, up to its cutoff."""
     cutoff = model.config.cutoff_upper * model.units.nm_per_length
-    return [RadialTable(group, cutoff, intervals, rank, dtype) for group in functions]
+    return [RadialTable(group, cutoff, intervals, rank) for group in functions]
 
 
 def box_cutoff(model: TensorNet) -> float:

@@ -17,6 +17,8 @@ import torch
 from openmm import unit
 from torch import Tensor
 
+from . import jit
+from .checks import either_order
 from .export import Exported, parse_metadata
 from .interrupts import Entry
 from .model import TensorNet
@@ -50,6 +52,7 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
         the platform of the Context and its ``DeviceIndex``. In the thread in which the CUDA platform calls the force that is the first GPU.
     """
 
+    @either_order
     def __init__(
         self, model: str | os.PathLike | TensorNet, topology: Any = None, *, device: str | None = None, **arguments: Any
     ):
@@ -100,12 +103,12 @@ class Computation:
     def __getstate__(self) -> dict:
         if self._archive is None:
             buffer = io.BytesIO()
-            torch.jit.save(self.exported.module, buffer)
+            jit.save(self.exported.module, buffer)
             self._archive = buffer.getvalue()
         return {"module": self._archive, "device": self.device, "warmup_steps": self.warmup_steps}
 
     def __setstate__(self, state: dict) -> None:
-        module = torch.jit.load(io.BytesIO(state["module"]), map_location="cpu")
+        module = jit.load(io.BytesIO(state["module"]), map_location="cpu")
         exported = Exported(module, parse_metadata(module.metadata, "force"))
         self.__init__(exported, state["device"], state["warmup_steps"])  # type: ignore[misc]
         self._archive = state["module"]  # so that copies have the same XML
@@ -121,7 +124,7 @@ class Computation:
         with self._lock, torch.no_grad():
             if self._program is None:
                 device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-                module: Any = torch.jit.freeze(self.exported.module.to(device).eval())
+                module: Any = jit.freeze(self.exported.module.to(device).eval())
                 self._program = OnGpu(module, inputs, device, self.warmup_steps) if device.type == "cuda" else module
             energy, forces = self._program(*inputs)
             result = float(energy), forces.numpy().copy()  # the next call writes there

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .checks import flag, one_of
+from .checks import either_order, flag, one_of
 from .units import positive_in
 
 if TYPE_CHECKING:
@@ -83,9 +83,10 @@ def atom_name(atom: Any) -> str:
     return f"atom {atom.index} ({atom.name} of {atom.residue.name} {atom.residue.id})"
 
 
+@either_order
 def create_system(
-    topology: Topology,
     model: Any,
+    topology: Topology,
     *,
     hydrogen_mass: Any = None,
     remove_cm_motion: bool = True,
@@ -101,10 +102,10 @@ def create_system(
 
     Parameters
     ----------
-    topology : openmm.app.Topology
-        The atoms, their elements and bonds, and the box.
     model : path, str or TensorNet
         A TorchMD-Net checkpoint, an exported file, the name of a known model, or a loaded model.
+    topology : openmm.app.Topology
+        The atoms, their elements and bonds, and the box. May also come before the model.
     hydrogen_mass : float or Quantity, optional
         In dalton. Every hydrogen gets this mass, taken from the heavy atom it is bonded to.
     remove_cm_motion : bool
@@ -224,5 +225,5 @@ def _warn_about_missing_bonds(topology: Topology) -> None:
             f"topology: {len(alone)} of {topology.getNumAtoms()} atoms have no bond (first: "
             f"{atom_name(alone[0])}), so OpenMM takes each for a molecule of its own, and a barostat or "
             "periodic wrapping would tear molecules apart; add bonds (CONECT records in a PDB file)",
-            stacklevel=3,
+            stacklevel=4,
         )

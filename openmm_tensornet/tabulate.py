@@ -71,11 +71,13 @@ class RadialTable(Module):
         Of the grid; see :func:`place`.
     rank : float
         Basis functions whose share is below this part of the largest one's are left out.
-    dtype : torch.dtype
-        Of the table and the arithmetic.
+
+    Notes
+    -----
+    Table and arithmetic are in float64; `to(torch.float32)` gives the same table in single precision.
     """
 
-    def __init__(self, functions: Functions, cutoff: float, intervals: int, rank: float, dtype: torch.dtype):
+    def __init__(self, functions: Functions, cutoff: float, intervals: int, rank: float):
         super().__init__()
         self.cutoff, self.intervals = cutoff, intervals
         nodes = distance_at(torch.arange(1, intervals + 2, dtype=torch.float64), cutoff, intervals)
@@ -98,17 +100,17 @@ class RadialTable(Module):
         c[1].copy_(slope[:-1])
         c[2].copy_(3 * rise).sub_(slope[1:]).sub_(slope[:-1], alpha=2)
         c[3].copy_(slope[:-1]).add_(slope[1:]).sub_(rise, alpha=2)
-        self.register_buffer("coefficients", coefficients.to(dtype))
-        self.register_buffer("modes", modes.to(dtype))
-        self.register_buffer("modes_t", modes.T.contiguous().to(dtype))
-        self.register_buffer("exponents", torch.arange(4, dtype=dtype))
+        self.register_buffer("coefficients", coefficients)
+        self.register_buffer("modes", modes)
+        self.register_buffer("modes_t", modes.T.contiguous())
+        self.register_buffer("exponents", torch.arange(4, dtype=torch.float64))
         # The place is offset − bent/(distance + shift), its derivative bent/(distance + shift)².
         self.shift = BEND * cutoff
         self.bent = (1 + BEND) * intervals * self.shift
-        self.register_buffer("offset", torch.tensor(1 + (1 + BEND) * intervals, dtype=dtype))
+        self.register_buffer("offset", torch.tensor(1 + (1 + BEND) * intervals, dtype=torch.float64))
         # d(t^k)/d(distance)·(distance + shift)² from t^0 ... t^3
         derivative = torch.diag(torch.arange(1, 4, dtype=torch.float64), 1) * self.bent
-        self.register_buffer("derivative", derivative.to(dtype))
+        self.register_buffer("derivative", derivative)
 
     def forward(self, distance: Tensor) -> Tensor:
         """Function values, shape (P, C), at distances of shape (P,)."""
@@ -165,15 +167,14 @@ class RadialTable(Module):
     def _largest(self, functions: Functions, distances: Tensor) -> Tensor:
         """Largest error of each function and of its derivative, largest value and largest derivative; shape (4, C)."""
         worst = torch.zeros(4, self.modes.shape[1], dtype=torch.float64)
-        table, modes = self.coefficients.double(), self.modes.double()
         for part in distances.split(PART):
             value, slope = value_and_derivative(functions, part)
             position, rate = place(part, self.cutoff, self.intervals)
             row = position.floor()
             t = (position - row).unsqueeze(-1)
-            c = table[row.long()]
-            own = (c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))) @ modes
-            own_slope = (rate.unsqueeze(1) * (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3]))) @ modes
+            c = self.coefficients[row.long()]
+            own = (c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))) @ self.modes
+            own_slope = (rate.unsqueeze(1) * (c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3]))) @ self.modes
             now = torch.stack([v.abs().amax(0) for v in (own - value, own_slope - slope, value, slope)])
             worst = torch.maximum(worst, now)
         return worst

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from . import jit
 from .graphsafety import copied
 from .neighbors import find_pairs, minimum_image
 from .units import KJ_PER_MOL_PER_EV
@@ -26,15 +27,18 @@ class Tolerance:
     energy : float
         eV an atom (96.485 kJ/mol), on the largest deviation of a molecule's energy.
     force : float
-        Norm of the deviation over the norm of the forces, or over that of forces of :data:`SMALL_FORCE` on every atom where it is larger.
+        Norm of the deviation over the norm of the forces, or over that of forces of :data:`USUAL_FORCE` (of tables: :data:`SMALL_FORCE`)
+        on every atom where it is larger.
     """
 
     energy: float
     force: float
 
 
-# kJ/mol/nm; a hundredth of what an atom of a molecule at room temperature feels. Forces that are smaller have no meaning by themselves.
-SMALL_FORCE = 10.0
+# kJ/mol/nm; what an atom of a molecule feels at room temperature. Where forces are smaller, as at a minimum of the energy, they are
+# differences of ones of this size, of which they have the errors.
+USUAL_FORCE = 1000.0
+SMALL_FORCE = 100.0  # the same for tables, which are not rounded to single precision
 # Of an exported file, over the named geometries, compressed ones included.
 TOLERANCES = {"single": Tolerance(1e-5, 1e-4), "double": Tolerance(2e-7, 2e-6)}
 # Of tabulation alone, evaluated in double precision.
@@ -67,11 +71,13 @@ def reference_energy_and_forces(
     return energy.detach() * kj, forces.detach() * (kj / units.nm_per_length)
 
 
-def deviation(found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) -> Deviation:
-    """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's."""
+def deviation(
+    found: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], smallest: float = USUAL_FORCE
+) -> Deviation:
+    """Compare energies (M,), kJ/mol, and forces (N, 3) with the reference's; forces below `smallest` count as that large."""
     energy, forces = found
     energy_error = float((energy.double() - reference[0]).abs().max()) / len(forces) / KJ_PER_MOL_PER_EV
-    scale = max(float(reference[1].norm()), SMALL_FORCE * len(forces) ** 0.5)
+    scale = max(float(reference[1].norm()), smallest * len(forces) ** 0.5)
     return Deviation(energy_error, float((forces.double() - reference[1]).norm()) / scale)
 
 
@@ -102,7 +108,7 @@ class CapturedModule:
         warmup_steps: int | None = 10,
     ):
         own = copied(module)
-        self._module = torch.jit.freeze(own) if hasattr(own, "training") else own
+        self._module = jit.freeze(own) if hasattr(own, "training") else own
         self._inputs = [torch.zeros_like(t) for t in (positions, box) if t is not None]
         self._warmup_steps = warmup_steps
         self._captured: dict[bool, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
@@ -168,10 +174,12 @@ def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float =
     return x
 
 
-def geometries(atoms: Atoms, positions: Tensor | None = None, box: Tensor | None = None) -> dict:
+def geometries(atoms: Atoms, cutoff: float, positions: Tensor | None = None, box: Tensor | None = None) -> dict:
     """Named geometries for comparisons: name to (positions, box or None); nm, float64.
 
-    Given positions are used as they are and shaken by 5 pm; else there are two random packings. Large systems get one geometry.
+    Given positions are used as they are and shaken by 5 pm; else there are two random packings, the second with all atoms in the box, so
+    that pairs lie across its faces, and, where these are smaller than the cutoff, one that is stretched to it. Large systems get one
+    geometry.
     """
     generator = torch.Generator().manual_seed(20)
     if positions is not None:
@@ -180,4 +188,10 @@ def geometries(atoms: Atoms, positions: Tensor | None = None, box: Tensor | None
         found = {"given": (x, box), "given, shaken by 5 pm": (shaken, box)}
     else:
         found = {f"packing {k}": (packing(atoms, k, box), box) for k in (1, 2)}
+        x, _ = found["packing 2"]
+        size = float((x.amax(0) - x.amin(0)).max())
+        if 0 < size < cutoff:
+            found["packing 2, stretched to the cutoff"] = (x * (cutoff / size), box)
+        if box is not None:
+            found["packing 2"] = (x - torch.floor(x @ torch.linalg.inv(box)) @ box, box)
     return found if len(atoms.numbers) <= 300 else dict(list(found.items())[:1])

@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import Tensor, fx, nn
 
+from . import jit
 from .graphsafety import copied
 from .module import Module
 
@@ -19,9 +20,9 @@ def inlined(module: nn.Module) -> torch.jit.ScriptModule:
     TorchForce freezes the module for each Context. Where that has something to inline, an exception in an operator (of a signal, say)
     ends the process: the interpreter looks up names of functions that freezing has removed.
     """
-    scripted = torch.jit.script(module.eval())
+    scripted = jit.script(module.eval())
     kept = [name for name in ("evaluate", "metadata", "charges", "plain") if hasattr(scripted, name)]
-    frozen = torch.jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
+    frozen = jit.freeze(scripted, [*kept, *(name for name, _ in scripted.named_buffers())])
     return copied(frozen)  # whose parts are modules for Python again
 
 
@@ -70,7 +71,7 @@ def compiled(program: fx.GraphModule) -> torch.jit.ScriptModule:
     """A flat graph as TorchScript, which calls PyTorch's operators faster than Python does and fuses some of them on a GPU."""
     with warnings.catch_warnings():  # about annotations in the class that fx writes, and that TorchScript will go
         warnings.simplefilter("ignore")
-        return torch.jit.freeze(torch.jit.script(scriptable(program).eval()))
+        return jit.freeze(jit.script(scriptable(program).eval()))
 
 
 class OfAtoms(Module):

@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import openmm
 import pytest
 from openmm import unit
+from openmm.app import Element, Topology
 
+import openmm_tensornet
 from openmm_tensornet.atoms import Atoms, integers
 from openmm_tensornet.checks import LARGEST_LENGTH, array, flag, integer
-from openmm_tensornet.system import force_class
+from openmm_tensornet.system import force_class, tensornet_forces
 from openmm_tensornet.units import number_in
 
 
@@ -58,3 +61,31 @@ def test_charges_up_to_the_number_of_protons():
     assert Atoms.make([1, 1], [0, 1], [1, -1]).charges == (1.0, -1.0)  # proton and hydride
     with pytest.raises(ValueError, match=r"^total_charge: expected at most 1 elementary charges.*received 2$"):
         Atoms.make([8, 1, 1, 1], [0, 0, 0, 1], [0, 2])
+
+
+@pytest.mark.parametrize("kind", ["TensorNetForce", "TensorNetPythonForce", "create_system"])
+def test_model_and_topology_in_either_order(model_path, kind):
+    """Recognised by type, and never taken for something else."""
+    if kind == "TensorNetForce":
+        pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
+    elif kind == "TensorNetPythonForce" and not hasattr(openmm, "PythonForce"):
+        pytest.skip("TensorNetPythonForce: this OpenMM has no PythonForce")
+    make = getattr(openmm_tensornet, kind)
+    model, topology = str(model_path("variants/zero-layers")), Topology()
+    topology.addAtom("H", Element.getBySymbol("H"), topology.addResidue("H", topology.addChain()))
+    made = [
+        make(model, topology),
+        make(topology, model),
+        make(topology, model=model),
+        make(model, topology=topology),
+    ]
+    forces = made if kind != "create_system" else [force for system in made for force in tensornet_forces(system)]
+    assert len(forces) == 4 and len({json.dumps(force.metadata) for force in forces}) == 1
+    for arguments, text in {
+        (topology,): "missing 1 required positional argument: 'model'",
+        (topology, topology): "model: expected a path, a name or a TensorNet, received Topology",
+        (model, model): r"topology: expected an openmm\.app\.Topology, received str",
+        (topology, model, 1): "positional arguments but",
+    }.items():
+        with pytest.raises(TypeError, match=text):
+            make(*arguments)

@@ -16,9 +16,9 @@ import openmm
 import pytest
 import safetensors.torch
 import torch
-from conftest import CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, Case, published, some
+from conftest import CASES, KJ_PER_EV, PUBLISHED, PUBLISHED2, VARIANTS, WEIGHTS, Case, published, some
 from openmm import unit
-from openmm.app import Element, Topology
+from openmm.app import Element, PDBFile, Topology
 
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 
@@ -30,10 +30,11 @@ from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.potential import copy_double
 from openmm_tensornet.registry import MODELS, KnownModel
 from openmm_tensornet.specification import read_texts, with_texts
-from openmm_tensornet.testing import reference_energy_and_forces
+from openmm_tensornet.testing import TOLERANCES, reference_energy_and_forces
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
 ENERGY = {"single": 2e-6, "double": 1e-7}
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 SMALL_VARIANT = "atomref-old-layout-old-head"
 
 
@@ -508,6 +509,28 @@ class TestExportedFiles:
         with pytest.raises(RuntimeError, match="tabulate"):
             export_potential(model, path, atomic_numbers=[8, 1, 1])
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["alanine-dipeptide-gfn2"]
+    + [pytest.param(WEIGHTS[n][0], marks=[pytest.mark.published(n), pytest.mark.slow], id=n) for n in WEIGHTS],
+)
+def test_a_minimum_of_the_energy_is_no_reason_to_refuse(model):
+    """The forces vanish there; rounding of the ones that cancel does not."""
+    pdb = PDBFile(str(EXAMPLE))
+    system = openmm.System()
+    for _ in pdb.positions:
+        system.addParticle(1.0)
+    system.addForce(TensorNetForce(model, pdb.topology, precision="double"))
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions(pdb.positions)
+    openmm.LocalEnergyMinimizer.minimize(context, 1e-2)
+    state = context.getState(positions=True, forces=True)
+    assert np.abs(state.getForces(asNumpy=True)._value).max() < 0.1
+    for precision in ("single", "double"):
+        force = TensorNetForce(model, pdb.topology, precision=precision, positions=state.getPositions())
+        assert force.metadata["deviation"]["relative_force"] < TOLERANCES[precision].force / 5  # with room to spare
 
 
 @pytest.mark.parametrize(

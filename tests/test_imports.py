@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 # A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
 ORDER = (
     "module",
+    "jit",
     "interrupts",
     "float32",
     "checks",

@@ -409,7 +409,7 @@ class TestNeighbors:
 
 def test_named_geometries_keep_their_distance():
     case = CASES["alanine-dipeptide"]
-    found = geometries(case.atoms)
+    found = geometries(case.atoms, 0.5)
     assert len(found) == 2
     for x, box in found.values():
         assert box is None
@@ -420,8 +420,20 @@ def test_named_geometries_keep_their_distance():
 def test_geometries_of_a_box_are_dense_and_cross_its_faces(edge):
     """Whatever its size: a check on atoms that do not see each other would say nothing."""
     atoms = CASES["alanine-dipeptide"].atoms
-    for x, box in geometries(atoms, box=edge * torch.eye(3, dtype=torch.float64)).values():
+    found = geometries(atoms, 0.5, box=edge * torch.eye(3, dtype=torch.float64))
+    assert list(found) == ["packing 1", "packing 2"]
+    for x, box in found.values():
         vectors = minimum_image((x[:, None] - x).flatten(0, 1), box).view(22, 22, 3)
         distances = vectors.norm(dim=2)[tuple(torch.triu_indices(22, 22, 1))]
         assert distances.min() >= 0.095 and (distances < 0.5).float().mean() > 0.3
-        assert all((x[:, k] < 0).any() and (x[:, k] > 0).any() for k in range(3))
+        around = x - (x / edge).round() * edge
+        assert all((around[:, k] < 0).any() and (around[:, k] > 0).any() for k in range(3))
+    inside = found["packing 2"][0]
+    assert 0 <= inside.min() and inside.max() < edge and torch.pdist(inside).max() > 0.75 * edge
+
+
+def test_small_molecules_reach_the_cutoff():
+    found = geometries(Atoms.make([8, 1, 1]), 0.5)
+    x, _ = found["packing 2, stretched to the cutoff"]
+    assert (x.amax(0) - x.amin(0)).max() == pytest.approx(0.5)
+    assert len(found) == 3 and list(geometries(Atoms.make([2]), 0.5)) == ["packing 1", "packing 2"]

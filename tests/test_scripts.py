@@ -84,6 +84,40 @@ def test_a_spawned_worker(model_path, tmp_path):
     assert done.stdout == "random numbers kept True\nsame energy True\n", done.stderr
 
 
+WITHOUT_WARNINGS = """
+import copy, sys
+import openmm
+from openmm.app import PDBFile, Simulation
+import openmm_tensornet
+from openmm_tensornet.system import tensornet_forces
+
+model, file, folder = sys.argv[1:]
+pdb = PDBFile(file)
+for backend in ("torch", "python"):
+    system = openmm_tensornet.create_system(model, pdb.topology, positions=pdb.positions, backend=backend)
+    integrator = openmm.LangevinMiddleIntegrator(300, 1, 0.0005)
+    simulation = Simulation(pdb.topology, system, integrator, openmm.Platform.getPlatformByName("Reference"))
+    simulation.context.setPositions(pdb.positions)
+    simulation.step(3)
+    (force,) = tensornet_forces(copy.deepcopy(system))
+loaded, numbers = openmm_tensornet.load_model(model), force.metadata["atomic_numbers"]
+for write in (openmm_tensornet.export_potential, openmm_tensornet.export_torchscript):
+    path = f"{folder}/{write.__name__}"
+    write(loaded, path, atomic_numbers=numbers)
+openmm_tensornet.TensorNetForce(f"{folder}/export_potential", atomic_numbers=numbers)
+print("done")
+"""
+
+
+def test_no_warnings_reach_the_user(model_path, tmp_path):
+    """Nor what libraries deprecate: `python -W error` runs a script to its end."""
+    pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
+    arguments = (model_path("variants/zero-layers"), EXAMPLE, tmp_path)
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_WARNINGS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
 INTERRUPTED = """
 import os, signal, sys, threading
 import openmm

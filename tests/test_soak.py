@@ -114,9 +114,17 @@ def test_two_runs_at_once(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "examples"), [("potentials", 5), ("lists of pairs", 40)])
+@pytest.mark.parametrize(
+    ("name", "examples"), [("potentials", 5), ("lists of pairs", 40), ("creations of small models", 10)]
+)
 def test_properties(name, examples):
     soak_properties.check_property(name, examples, seed=0)
+
+
+@pytest.mark.slow
+def test_forces_are_always_made():
+    """With AceFF, or stand-ins for it, and the bundled model; tables that are wrong are found each time."""
+    soak_properties.check_property("creations", 300, seed=0)
 
 
 @pytest.mark.parametrize("backend", ["torch", "python"])

@@ -139,7 +139,7 @@ def find_bias(model_file: Path, folder: Path, seed: int) -> np.ndarray:
     """Bias potential (kJ/mol), shape (61, 61) with psi first, that makes phi and psi nearly uniform; by metadynamics with the model."""
     path = folder / "bias.npz"
     if not path.exists():
-        system = heavy_hydrogens(create_system(PDB.topology, model_file, positions=PDB.positions))
+        system = heavy_hydrogens(create_system(model_file, PDB.topology, positions=PDB.positions))
         bias = Metadynamics(system, _bias_variables(), TEMPERATURE, 8.0, 1.0, 100)
         integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, 2, 0.002)
         integrator.setRandomNumberSeed(seed)
@@ -164,7 +164,7 @@ def sample(model_file: Path, folder: Path, seed: int) -> dict[str, np.ndarray]:
         ``positions`` (Å), ``walker``, ``bias``, ``model`` and ``gfn2`` (kJ/mol) of each frame.
     """
     table = find_bias(model_file, folder, seed)
-    system = heavy_hydrogens(create_system(PDB.topology, model_file, positions=PDB.positions))
+    system = heavy_hydrogens(create_system(model_file, PDB.topology, positions=PDB.positions))
     force = openmm.CustomCVForce("table(phi, psi)")
     for name, variable in zip(("phi", "psi"), _bias_variables(), strict=True):
         force.addCollectiveVariable(name, variable.force)

@@ -102,7 +102,7 @@ def check_long_runs(model_file: Path, folder: Path, seed: int) -> dict:
     found = {}
     for temperature, time in LONG_RUNS.items():
         output = _own_folder(folder, model_file) / f"md-{temperature}K"
-        system = create_system(PDB.topology, model_file, positions=PDB.positions)
+        system = create_system(model_file, PDB.topology, positions=PDB.positions)
         simulate(
             PDB.topology,
             system,

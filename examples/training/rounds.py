@@ -69,7 +69,7 @@ def explore(fit: Fit, labels: Path, rng: np.random.Generator) -> dict[str, np.nd
     """
     known = [read_arrays(path) for path in sorted(labels.glob("*.npz"))]
     starts = np.concatenate([data["positions"][np.abs(data["forces"]).max((1, 2)) < CALM] for data in known])
-    system = create_system(PDB.topology, fit.folder / "model.ckpt", positions=PDB.positions)
+    system = create_system(fit.folder / "model.ckpt", PDB.topology, positions=PDB.positions)
     context = langevin(heavy_hydrogens(system), START, 300.0, int(rng.integers(1, 2**31)))
     integrator = context.getIntegrator()
     frames = []
