@@ -33,7 +33,8 @@ def either_order(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if place < len(args) <= len(names) and is_topology(args[place]):
+        # A PDBFile, which has a topology, is refused where that belongs.
+        if place < len(args) <= len(names) and is_topology(getattr(args[place], "topology", args[place])):
             return function(**dict(zip(other, args, strict=False)), **kwargs)  # type: ignore[arg-type, call-arg]
         return function(*args, **kwargs)
 
