@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .atoms import Atoms
 from .float32 import ieee_float32
 from .graphsafety import declare_module
-from .interrupts import deliver
+from .interrupts import apart, deliver
 from .kernels.operators import available
 from .module import Module
 from .potential import StaticPotential
@@ -161,8 +160,7 @@ def _prepared(data: Tensor, key: str) -> _Prepared:
                     if all(user.expired() for user in prepared.users.values()):
                         del _PREPARED[other]
                 # In a thread of its own, since an operator's backward pass is out of reach inside of another operator.
-                with ThreadPoolExecutor(1) as thread:
-                    found = thread.submit(_prepare, data, key).result()
+                found = apart(_prepare, data, key)
                 _PREPARED[key, data.device] = found
             found.users[storage._cdata] = StorageWeakRef(storage)
     return found
