@@ -46,8 +46,8 @@ def others_can_write(folder: str | os.PathLike) -> bool:
     if os.name != "posix":
         return False
     own = Path(folder).resolve()
-    modes = [parent.stat().st_mode for parent in own.parents if not parent.stat().st_mode & stat.S_ISVTX]
-    return any(mode & stat.S_IWOTH for mode in (own.stat().st_mode, *modes))
+    above = (parent.stat().st_mode for parent in own.parents)
+    return any(mode & stat.S_IWOTH for mode in (own.stat().st_mode, *(m for m in above if not m & stat.S_ISVTX)))
 
 
 def open_own(path: str | os.PathLike, mode: str, **options: Any) -> IO:
