@@ -29,16 +29,15 @@ class _IeeeFloat32(ContextDecorator):
 
     def __enter__(self) -> None:
         with self._lock:
-            self._inside += 1
             own = [products.fp32_precision for products in _products()]
-            if {"tf32", "bf16"}.isdisjoint(own):
-                return
-            try:
-                level = torch.get_float32_matmul_precision()
-            except RuntimeError:  # PyTorch's two ways to say it were mixed
-                level = None
-            self._before = self._before or (level, own)
-            torch.set_float32_matmul_precision("highest")
+            if not {"tf32", "bf16"}.isdisjoint(own):
+                try:
+                    level = torch.get_float32_matmul_precision()
+                except RuntimeError:  # PyTorch's two ways to say it were mixed
+                    level = None
+                self._before = self._before or (level, own)
+                torch.set_float32_matmul_precision("highest")
+            self._inside += 1  # last: a signal's handler may raise before, and then nobody leaves
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
