@@ -119,13 +119,15 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     For Python a thread is over some 0.3 ms before it is for Linux. If the interpreter ends meanwhile, what PyTorch clears away there
     aborts the process.
     """
-    with ThreadPoolExecutor(1) as thread:
-        task = f"/proc/self/task/{thread.submit(threading.get_native_id).result()}"
-        result = thread.submit(function, *args, **kwargs).result()
-    end = time.monotonic() + 1
-    while os.path.exists(task) and time.monotonic() < end:
-        time.sleep(1e-4)
-    return result
+    task = ""
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            task = f"/proc/self/task/{thread.submit(threading.get_native_id).result()}"
+            return thread.submit(function, *args, **kwargs).result()
+    finally:
+        end = time.monotonic() + 1
+        while os.path.exists(task) and time.monotonic() < end:
+            time.sleep(1e-4)
 
 
 def _first(text: str) -> BaseException | None:

@@ -1,7 +1,10 @@
 """The capture check: modules that break each rule are refused by name, good ones pass with the right count."""
 
 import copy
+import os
 import signal
+import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from openmm_tensornet import load_model, programs
 from openmm_tensornet.atoms import Atoms
 from openmm_tensornet.export import compile_potential
 from openmm_tensornet.graphsafety import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
+from openmm_tensornet.interrupts import apart
 from openmm_tensornet.potential import StaticPotential
 
 HOST_VALUE = "it copies a value to the host and waits for it"
@@ -602,3 +606,25 @@ def test_programs_are_checked_as_torchscript_runs_them(monkeypatch):
     monkeypatch.setattr(programs, "_make", lambda data, key: (None, SimpleNamespace(gpu_program=program)))
     with pytest.raises(GraphSafetyError, match=rf"aten\.(ones\.default|mul\.Tensor): {HOST_TENSOR}"):
         check_graph_safety(programs.Potential(torch.zeros(1, dtype=torch.uint8), "key", 1), positions())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc, which lists threads, is Linux's")
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left_of_a_thread(fails):
+    """Nor after an error: a script often ends with it."""
+    numbers = []
+
+    def work():
+        numbers.append(threading.get_native_id())
+        if fails:
+            raise ValueError("no")
+        return 3
+
+    for _ in range(20):
+        if fails:
+            with pytest.raises(ValueError, match="no"):
+                apart(work)
+        else:
+            assert apart(work) == 3
+        assert not os.path.exists(f"/proc/self/task/{numbers[-1]}")
+    assert threading.get_native_id() not in numbers
