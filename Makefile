@@ -62,9 +62,11 @@ kernels: $(STAMP)
 test: kernels  ## run the tests, except those that take minutes
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-alone: $(STAMP)  ## run ALONE_TESTS in a clone in an empty folder, with none of AceFF's weights to be found
+# With the compiled kernels, which Numba knows by the times of their sources.
+test-alone: kernels  ## run ALONE_TESTS in a clone in an empty folder, with none of AceFF's weights to be found
 	rm -rf out/alone
 	git clone -q . out/alone/clone
+	cp -Rp openmm_tensornet/kernels out/alone/clone/openmm_tensornet
 	cd out/alone/clone && HF_HUB_OFFLINE=1 HF_HUB_CACHE=$(CURDIR)/out/alone/hub OPENMM_TENSORNET_MODELS= PYTHONPATH=$(CURDIR)/out/alone/clone \
 	    $(CURDIR)/$(BIN)/python -m pytest $(ALONE_TESTS) $(PYTEST_ARGS)
 
@@ -97,10 +99,10 @@ format: $(STAMP)  ## fix the imports' order and the format
 	$(BIN)/ruff check --select I --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## time this package, in under two minutes
+bench: kernels  ## time this package, in under two minutes
 	$(BIN)/python -m benchmarks.run --quick $(if $(MODEL),--model "$(MODEL)")
 
-bench-peers: $(STAMP) $(PEERS_STAMP)  ## time this package and its peers, all systems
+bench-peers: kernels $(PEERS_STAMP)  ## time this package and its peers, all systems
 	$(BIN)/python -m benchmarks.run --peers --breakdown $(if $(MODEL),--model "$(MODEL)")
 
 bench-gpu: $(STAMP)  ## check this package on an NVIDIA GPU and time it there, in ten minutes; EXTRAS=cuda13,md

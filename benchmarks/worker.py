@@ -60,7 +60,13 @@ def system_ours(
     if structure.box is not None:
         system.setDefaultPeriodicBoxVectors(*structure.box)
     force = (force_class or TensorNetForce)(
-        model, topology, total_charge=charge, positions=structure.positions, precision=precision, **options
+        model,
+        topology,
+        total_charge=charge,
+        positions=structure.positions,
+        precision=precision,
+        any_molecule=True,  # of a model for one molecule the times count
+        **options,
     )
     system.addForce(force)
     return system

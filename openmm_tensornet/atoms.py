@@ -100,8 +100,8 @@ class Atoms:
         for molecule, charge in enumerate(given):
             if molecule in protons and abs(charge) > protons[molecule]:
                 raise ValueError(
-                    f"total_charge: expected at most {protons[molecule]} elementary charges, as many as the molecule has protons, "
-                    f"received {charge:g}"
+                    f"total_charge: expected -{protons[molecule]} to {protons[molecule]} elementary charges, as many as the molecule has "
+                    f"protons, received {charge:g}"
                 )
         return cls(z, m, tuple(given))
 

@@ -536,9 +536,9 @@ FORCES: list[tuple[str, str, Callable[[Given], Any], type[Exception], str]] = [
     ("Charges", "a list that is too short", of_model(molecules=[0, 1, 2], total_charge=[1, 0]), ValueError,
      "total_charge: expected one charge for each of 3 molecules, received 2"),
     ("Charges", "more than the molecule has protons", of_model(total_charge=40), ValueError,
-     "total_charge: expected at most 10 elementary charges, as many as the molecule has protons, received 40"),
+     "total_charge: expected -10 to 10 elementary charges, as many as the molecule has protons, received 40"),
     ("Charges", "a huge charge of one of the molecules", of_model(molecules=[0, 0, 1], total_charge=[0, -1e308]), ValueError,
-     "total_charge: expected at most 1 elementary charges, as many as the molecule has protons, received -1e+308"),
+     "total_charge: expected -1 to 1 elementary charges, as many as the molecule has protons, received -1e+308"),
     # positions
     ("Positions", "NaN", of_model(positions=[[0, np.nan, 0], *WATER[1:]]), ValueError,
      "positions: atom 0 (atomic number 8): expected finite coordinates, received [0.0, nan, 0.0]"),

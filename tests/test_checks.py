@@ -59,7 +59,7 @@ def test_lengths_up_to_the_largest():
 def test_charges_up_to_the_number_of_protons():
     assert Atoms.make([8, 1, 1], None, 10).charges == (10.0,)
     assert Atoms.make([1, 1], [0, 1], [1, -1]).charges == (1.0, -1.0)  # proton and hydride
-    with pytest.raises(ValueError, match=r"^total_charge: expected at most 1 elementary charges.*received 2$"):
+    with pytest.raises(ValueError, match=r"^total_charge: expected -1 to 1 elementary charges.*received 2$"):
         Atoms.make([8, 1, 1, 1], [0, 0, 0, 1], [0, 2])
 
 

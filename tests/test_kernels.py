@@ -558,3 +558,20 @@ def test_declared_launches(name):
     names = [operator.rpartition(".")[0].replace(".", "::") for operator in found.operators.elements()]
     assert sum(n.startswith(operators.NAMESPACE) for n in names) == 2
     assert found.kernels == found.counted == sum(graphsafety._LAUNCHES.get(n, 1) for n in names)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_declared_launches_of_lists(periodic):
+    """The two operators without a derivative."""
+    pytest.importorskip("triton", reason="triton, which launches them, is not installed")
+
+    class Lists(torch.nn.Module):
+        def forward(self, positions, box, molecules):
+            pairs, found = torch.ops.openmm_tensornet.near_pairs(positions, box, molecules, 0.5, 20)
+            return torch.ops.openmm_tensornet.by_atom(pairs, len(molecules)), found
+
+    box = torch.eye(3, dtype=torch.float64)[: 3 * periodic]
+    inputs = (torch.rand(8, 3, dtype=torch.float64), box, torch.zeros(8, dtype=torch.long))
+    found = check_graph_safety(Lists(), *inputs)
+    declared = [graphsafety._LAUNCHES[f"{operators.NAMESPACE}::{name}"] for name in ("near_pairs", "by_atom")]
+    assert found.kernels == found.counted == sum(declared)

@@ -126,7 +126,7 @@ _operator(
 _operator(
     "by_atom(Tensor pairs, int atoms) -> Tensor",
     lambda pairs, atoms: (pairs.new_empty(atoms + 1 + pairs.numel()),),
-    launches=10,
+    launches=9,
 )
 _PAIRS = "Tensor distance, Tensor unit, Tensor pairs, Tensor by_atom"
 _SPECIES = "Tensor receiver, Tensor sender"
