@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .kernels.intervals import BEND, distance_at, place
 from .module import Module
 
 SAMPLES = 512  # distances that the basis functions are chosen at
-# How much finer the grid is at close range, where the functions are steep: by (1 + 1/BEND)² between no distance and the cutoff.
-BEND = 0.25
 # Closer than this, nm, no structure is ordinary; a table's errors there are judged by the larger functions that there are.
 ORDINARY = 0.05
 PART = 128  # distances at a time: the network's layers take 100 kB for each
@@ -178,23 +177,6 @@ class RadialTable(Module):
             now = torch.stack([v.abs().amax(0) for v in (own - value, own_slope - slope, value, slope)])
             worst = torch.maximum(worst, now)
         return worst
-
-
-def place(distance: Tensor, cutoff: float, intervals: int) -> tuple[Tensor, Tensor]:
-    """Place of a distance in a table, and the place's derivative by the distance; both of the shape of `distance`.
-
-    1 + (1 + b)·K·d/(d + b·cutoff), with b = :data:`BEND` and K intervals: 1 at no distance, 1 + K at the cutoff. Its integer part is
-    the table's row, the rest the place in the interval.
-    """
-    whole = distance + BEND * cutoff
-    scale = (1 + BEND) * intervals / whole
-    return 1 + scale * distance, scale * BEND * cutoff / whole
-
-
-def distance_at(place: Tensor, cutoff: float, intervals: int) -> Tensor:
-    """The distance at a place: the inverse of :func:`place`."""
-    part = (place - 1) / intervals
-    return part * (BEND * cutoff) / (1 + BEND - part)
 
 
 def value_and_derivative(functions: Functions, distance: Tensor) -> tuple[Tensor, Tensor]:

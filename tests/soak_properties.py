@@ -26,13 +26,14 @@ from openmm_tensornet.charges import TensorNet2, TensorNet2Config
 from openmm_tensornet.export import compile_potential, save
 from openmm_tensornet.kernels.definitions import geometry
 from openmm_tensornet.kernels.functions import FusedPairs
+from openmm_tensornet.kernels.intervals import distance_at
 from openmm_tensornet.kernels.operators import available
 from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
 from openmm_tensornet.neighbors import CellPairs, Grid, SelectedPairs, find_pairs
 from openmm_tensornet.potential import choose_coulomb_cutoff, copy_double
 from openmm_tensornet.registry import find_model
 from openmm_tensornet.system import BACKENDS, force_class
-from openmm_tensornet.tabulate import ORDINARY, RadialTable, distance_at
+from openmm_tensornet.tabulate import ORDINARY, RadialTable
 from openmm_tensornet.testing import TOLERANCES, deviation, reference_energy_and_forces
 
 

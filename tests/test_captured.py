@@ -5,9 +5,10 @@ import torch
 from conftest import CASES, CHARGE_VARIANTS, VARIANTS
 
 from openmm_tensornet.atoms import Atoms
+from openmm_tensornet.captured import CapturedModule
 from openmm_tensornet.checkpoint import load_model
 from openmm_tensornet.export import compile_potential
-from openmm_tensornet.testing import CapturedModule, packing
+from openmm_tensornet.testing import packing
 
 BOX = 1.3 * torch.eye(3, dtype=torch.float64)
 

@@ -16,9 +16,9 @@ from zlib import crc32
 import numpy as np
 from numba import carray, njit, types
 
-from .. import charges, tabulate
+from .. import charges
 from ..files import others_can_write
-from . import cpu, cpu_charges, cpu_pairs, definitions, simd
+from . import cpu, cpu_charges, cpu_pairs, definitions, intervals, simd
 from .cpu_charges import silu, silu_gradient
 from .cpu_matmul import linear
 from .cpu_steps import OPTIONS, inlined, kernel
@@ -289,5 +289,5 @@ def _compiled(sources: int) -> Callable:
 
 # What is compiled: the code of these files, and these constants of others.
 _SOURCES = [*sorted(Path(__file__).parent.glob("cpu*.py")), Path(simd.__file__)]
-_CONSTANTS = repr((charges.SMALLEST_SHARE, definitions.EPSILON, tabulate.BEND)).encode()
+_CONSTANTS = repr((charges.SMALLEST_SHARE, definitions.EPSILON, intervals.BEND)).encode()
 execute = _compiled(crc32(b"".join((*(path.read_bytes() for path in _SOURCES), _CONSTANTS))))

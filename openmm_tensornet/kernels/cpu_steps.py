@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
-from ..tabulate import BEND
+from .intervals import BEND
 from .simd import FASTMATH, at, exp, lanes, load, narrow, pointer, store, wide
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": FASTMATH}
@@ -265,7 +265,7 @@ def value_and_slope(x, silu):
 
 @inlined
 def locate(distance, cutoff, intervals):
-    """Row of the table, place in its interval, 0 to 1, and the place's derivative by the distance, as :func:`.tabulate.place` has them.
+    """Row of the table, place in its interval, 0 to 1, and the place's derivative by the distance, as :func:`.intervals.place` has them.
 
     Row 0, which is NaN, for a distance that is NaN or zero.
     """

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.runtime.jit import JITFunction
 
-from .. import tabulate
-from . import definitions
+from . import definitions, intervals
 
 EPSILON: tl.constexpr = tl.constexpr(definitions.EPSILON)  # of LayerNorm
 HALF: tl.constexpr = tl.constexpr(2**-0.5)
 THIRD: tl.constexpr = tl.constexpr(3**-0.5)
 SIXTH: tl.constexpr = tl.constexpr(6**-0.5)
-BEND: tl.constexpr = tl.constexpr(tabulate.BEND)
+BEND: tl.constexpr = tl.constexpr(intervals.BEND)
 
 NEIGHBORS = 32  # at a time, in single precision
 CHANNELS = 32  # of a program that sums over neighbors
@@ -229,7 +228,7 @@ def activation_slope(x, SILU: tl.constexpr):
 
 @triton.jit
 def locate(distance, intervals, cutoff: tl.constexpr, dtype: tl.constexpr):
-    """Row of the table, place in its interval, and the place's derivative by the distance, as :func:`.tabulate.place` has them.
+    """Row of the table, place in its interval, and the place's derivative by the distance, as :func:`.intervals.place` has them.
 
     Row 0, which is NaN, for a distance that is NaN or zero.
     """

@@ -13,7 +13,7 @@ from .. import tensors
 from ..charges import SMALLEST_SHARE
 from ..coulomb import coulomb_interaction, coulomb_slope
 from ..neighbors import all_pairs, minimum_image
-from ..tabulate import place
+from .intervals import place
 
 EPSILON = 1e-5  # of LayerNorm
 
