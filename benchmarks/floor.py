@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from openmm_tensornet.export.exported.programs import potential
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from openmm_tensornet import tensors
-from openmm_tensornet.graphsafety import VIEWS
-from openmm_tensornet.programs import potential
+from openmm_tensornet.graph.capture import VIEWS
+from openmm_tensornet.models import tensors
 
 _BOTH, _SQUARE = (int((t.abs() > 1e-12).sum()) for t in (tensors.layer_table(True), tensors.square_table()))
 # Additions and multiplications of the fused kernels for each pair and channel, and for each atom and channel. The functions of a pair
@@ -98,7 +98,7 @@ class _Listener(TorchDispatchMode):
 
 def _kernels(code: Tensor) -> list[tuple[str, list[tuple[int, ...]]]]:
     """Names of a sequence's kernels, and shapes of their arrays."""
-    program = import_module("openmm_tensornet.kernels.cpu_program")
+    program = import_module("openmm_tensornet.kernels.cpu.program")
     found = []
     for which, *rest in code.tolist():
         arrays = [rest[k + 2 : k + program.FIELDS] for k in range(0, len(rest), program.FIELDS)]

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from openmm_tensornet.files import replace_file
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.common.files import replace_file
+from openmm_tensornet.models.registry import find_model
 
 from .measure import Settings, Worker, WorkerFailed
 from .report import digits, table

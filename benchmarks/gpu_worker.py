@@ -31,12 +31,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from openmm_tensornet import TensorNetForce, check_graph_safety, export_potential, export_torchscript, load_model
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import read_metadata
-from openmm_tensornet.model import TensorNet
-from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
-from openmm_tensornet.system import force_class
-from openmm_tensornet.testing import TOLERANCES, Tolerance, deviation, packing
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import read_metadata
+from openmm_tensornet.forces.system import force_class
+from openmm_tensornet.models.accuracy import TOLERANCES, Tolerance, deviation, packing
+from openmm_tensornet.models.tensornet import TensorNet
+from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
 
 from .measure import Settings, alternate, geometries, ratios, summary, tolerances
 from .systems import CASES, ROOT, Case, Structure, load

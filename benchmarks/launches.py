@@ -1,6 +1,6 @@
 """Launches of one evaluation on a GPU, counted on a machine without one: `python -m benchmarks.launches`, in about three minutes.
 
-Prints a table in Markdown: what :func:`openmm_tensornet.graphsafety.check_graph_safety` takes as declared, and what is counted where it
+Prints a table in Markdown: what :func:`openmm_tensornet.graph.capture.check_graph_safety` takes as declared, and what is counted where it
 looks inside the fused operators. Forces are made without positions; the largest system is in a box.
 """
 
@@ -11,9 +11,9 @@ import sys
 import torch
 
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.potential import choose_coulomb_cutoff
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.models.registry import find_model
+from openmm_tensornet.static.potential import choose_coulomb_cutoff
 
 MODELS = {"aceff-1.1": "AceFF-1.1", "aceff-2.0": "AceFF-2.0"}
 SIZES = (22, 166, 1029)

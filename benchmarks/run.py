@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.models.registry import find_model
 
 from . import report
 from .measure import Evaluator, Settings, Worker, WorkerFailed, WrongResult, measure, start

@@ -44,7 +44,7 @@ class Case:
         """Path of the checkpoint of this case, given that of the run; errors as `find_model` raises them."""
         if self.model is None:
             return str(model)
-        from openmm_tensornet.registry import find_model
+        from openmm_tensornet.models.registry import find_model
 
         return str(find_model(self.model, download=False).resolve())
 

@@ -108,7 +108,7 @@ class Backend:
 BACKENDS = {
     "ours": Backend(
         system_ours,
-        ("openmm_tensornet.force", "openmm_tensornet.kernels.cpu"),
+        ("openmm_tensornet.forces.torchforce", "openmm_tensornet.kernels.cpu.atoms"),
         ("openmm-tensornet", "acellera-openmmtorch-cpu", "numba"),
         kernels_ours,
     ),
@@ -207,8 +207,8 @@ class Session:
         import torch
 
         from openmm_tensornet import load_model
-        from openmm_tensornet.atoms import Atoms
-        from openmm_tensornet.potential import choose_coulomb_cutoff, expected_energies_and_forces
+        from openmm_tensornet.common.atoms import Atoms
+        from openmm_tensornet.static.potential import choose_coulomb_cutoff, expected_energies_and_forces
 
         structure = load(CASES[case])
         numbers = [atom.element.atomic_number for atom in make_topology(structure).atoms()]

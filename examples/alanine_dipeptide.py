@@ -13,8 +13,7 @@ from openmm import LangevinMiddleIntegrator, Platform
 from openmm.app import DCDReporter, PDBFile, Simulation, StateDataReporter
 from openmm.unit import femtoseconds, kelvin, picosecond
 
-from openmm_tensornet import create_system
-from openmm_tensornet.system import tensornet_forces
+from openmm_tensornet import create_system, tensornet_forces
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", metavar="MODEL")

@@ -17,7 +17,7 @@ from openmm.app.metadynamics import BiasVariable, Metadynamics
 from openmm.unit import MOLAR_GAS_CONSTANT_R, femtoseconds, kelvin, kilojoule_per_mole, picosecond, radian
 
 from openmm_tensornet import create_system
-from openmm_tensornet.analysis import BASINS, compute_basins
+from openmm_tensornet.md.analysis import BASINS, compute_basins
 
 GRID = 60  # points along each angle
 

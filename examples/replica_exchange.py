@@ -35,7 +35,7 @@ from pymbar import MBAR
 from pymbar.timeseries import statistical_inefficiency
 
 from openmm_tensornet import create_system
-from openmm_tensornet.analysis import BASINS, compute_basins, compute_phi_psi
+from openmm_tensornet.md.analysis import BASINS, compute_basins, compute_phi_psi
 
 PDB = Path(__file__).with_name("alanine_dipeptide.pdb")
 FILES = ("exchange.nc", "exchange_checkpoint.nc")  # energies and states; positions

@@ -15,8 +15,7 @@ from openmm import LangevinMiddleIntegrator, Platform
 from openmm.app import DCDReporter, PDBFile, Simulation, Topology
 from openmm.unit import Quantity, femtoseconds, kelvin, kilojoule_per_mole, nanometer, picosecond
 
-from openmm_tensornet import create_system
-from openmm_tensornet.system import tensornet_forces
+from openmm_tensornet import create_system, tensornet_forces
 
 
 def copies(pdb: PDBFile, count: int) -> tuple[Topology, Quantity, np.ndarray]:

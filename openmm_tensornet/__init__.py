@@ -4,40 +4,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names for editors and type checkers
-    from .charges import TensorNet2 as TensorNet2
-    from .charges import TensorNet2Config as TensorNet2Config
-    from .checkpoint import load_model as load_model
-    from .export import export_potential as export_potential
-    from .export import export_torchscript as export_torchscript
-    from .force import TensorNetForce as TensorNetForce
-    from .graphsafety import check_graph_safety as check_graph_safety
-    from .mixed import create_mixed_system as create_mixed_system
-    from .model import TensorNet as TensorNet
-    from .model import TensorNetConfig as TensorNetConfig
-    from .potential import StaticPotential as StaticPotential
-    from .pythonforce import TensorNetPythonForce as TensorNetPythonForce
-    from .simulation import simulate as simulate
-    from .system import create_system as create_system
+    from .export.exported import export_potential as export_potential
+    from .export.exported import export_torchscript as export_torchscript
+    from .forces.mixed import create_mixed_system as create_mixed_system
+    from .forces.pythonforce import TensorNetPythonForce as TensorNetPythonForce
+    from .forces.system import create_system as create_system
+    from .forces.system import tensornet_forces as tensornet_forces
+    from .forces.torchforce import TensorNetForce as TensorNetForce
+    from .graph.capture import check_graph_safety as check_graph_safety
+    from .md.simulation import simulate as simulate
+    from .models.checkpoint import load_model as load_model
+    from .models.checkpoint import save_model as save_model
+    from .models.tensornet import TensorNet as TensorNet
+    from .models.tensornet import TensorNetConfig as TensorNetConfig
+    from .models.tensornet2 import TensorNet2 as TensorNet2
+    from .models.tensornet2 import TensorNet2Config as TensorNet2Config
+    from .static.potential import StaticPotential as StaticPotential
 
 __version__ = "0.1.0"
 
 # Names are imported on first use, so that `import openmm_tensornet` works, and stays fast, where an
 # optional package is missing; the name that needs the package says what to install.
 _HOME = {
-    "TensorNet": "model",
-    "TensorNetConfig": "model",
-    "TensorNet2": "charges",
-    "TensorNet2Config": "charges",
-    "load_model": "checkpoint",
-    "StaticPotential": "potential",
-    "export_potential": "export",
-    "export_torchscript": "export",
-    "check_graph_safety": "graphsafety",
-    "TensorNetForce": "force",
-    "TensorNetPythonForce": "pythonforce",
-    "create_system": "system",
-    "create_mixed_system": "mixed",
-    "simulate": "simulation",
+    "TensorNet": "models.tensornet",
+    "TensorNetConfig": "models.tensornet",
+    "TensorNet2": "models.tensornet2",
+    "TensorNet2Config": "models.tensornet2",
+    "load_model": "models.checkpoint",
+    "save_model": "models.checkpoint",
+    "check_graph_safety": "graph.capture",
+    "StaticPotential": "static.potential",
+    "export_potential": "export.exported",
+    "export_torchscript": "export.exported",
+    "TensorNetForce": "forces.torchforce",
+    "TensorNetPythonForce": "forces.pythonforce",
+    "create_system": "forces.system",
+    "tensornet_forces": "forces.system",
+    "create_mixed_system": "forces.mixed",
+    "simulate": "md.simulation",
 }
 __all__ = sorted(_HOME)
 

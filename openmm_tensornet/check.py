@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from . import __version__
-from .testing import TOLERANCES, Tolerance, deviation
-from .units import KJ_PER_MOL_PER_EV
+from .common.units import KJ_PER_MOL_PER_EV
+from .models.accuracy import TOLERANCES, Tolerance, deviation
 
 MODEL = "alanine-dipeptide-gfn2"
 # Back ends and kernels.
@@ -38,9 +38,9 @@ def make_system(backend: str, reference: dict[str, Any], **options: Any) -> Any:
     from openmm.app import Element
 
     if backend == "TorchForce":
-        from .force import TensorNetForce as Force
+        from .forces.torchforce import TensorNetForce as Force
     else:
-        from .pythonforce import TensorNetPythonForce as Force  # type: ignore[assignment]
+        from .forces.pythonforce import TensorNetPythonForce as Force  # type: ignore[assignment]
     system = openmm.System()
     for number in reference["atomic_numbers"]:
         system.addParticle(Element.getByAtomicNumber(number).mass)
@@ -75,7 +75,7 @@ def compare(system: Any, reference: dict[str, Any], tolerance: Tolerance) -> tup
 
 def conserve(system: Any, reference: dict[str, Any]) -> tuple[bool, str]:
     """Whether half a picosecond at constant energy conserves it."""
-    from .analysis import compute_drift, run_constant_energy
+    from .md.analysis import compute_drift, run_constant_energy
 
     positions = np.array(reference["positions_angstrom"]) / 10
     time, energy = run_constant_energy(system, positions, time=0.5, platform="Reference")

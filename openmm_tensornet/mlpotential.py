@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from openmm import unit
 
-from .arguments import has_box, open_model
-from .charges import TensorNet2
-from .checkpoint import load_model
-from .checks import flag
-from .export import Exported
-from .model import TensorNet
-from .potential import COULOMB_CUTOFF
-from .potentialforce import PotentialForce
-from .priors import Atomref
-from .system import force_class
-from .units import positive_in
+from .common.checks import flag
+from .common.units import positive_in
+from .export.exported import Exported
+from .forces.arguments import has_box, open_model
+from .forces.base import PotentialForce
+from .forces.system import force_class
+from .models.checkpoint import load_model
+from .models.priors import Atomref
+from .models.tensornet import TensorNet
+from .models.tensornet2 import TensorNet2
+from .static.potential import COULOMB_CUTOFF
 
 if TYPE_CHECKING:
     import openmm
@@ -61,7 +61,7 @@ class TensorNetPotentialFactory:
         name : str
             "tensornet", or the name of a model.
         modelPath : path, str or TensorNet
-            What :class:`~openmm_tensornet.force.TensorNetForce` takes as its `model`; needed with "tensornet", and with no other name.
+            What :class:`~openmm_tensornet.TensorNetForce` takes as its `model`; needed with "tensornet", and with no other name.
         lengthScale, energyScale : float, optional
             The units of a checkpoint, in nm and in kJ/mol; by default angstrom (0.1) and eV (96.48533; openmm-ml's own potential takes
             96.4916).
@@ -127,7 +127,7 @@ class TensorNetPotential(MLPotentialImpl):
         **options
             Keywords of `createSystem` and `createMixedSystem`:
 
-            - what the force takes (`total_charge`, `precision`, ...), and `backend` (:func:`~openmm_tensornet.system.force_class`);
+            - what the force takes (`total_charge`, `precision`, ...), and `backend` (:func:`~openmm_tensornet.forces.system.force_class`);
             - those of openmm-ml's own potential for TorchMD-Net: `charge`, `batch` and `cudaGraphs` for `total_charge`, `molecules` and
               `cuda_graphs`; `useCoulombCutoff`, by default True with periodic boundaries and False in vacuum, where a `coulomb_cutoff`
               then has no effect; `remove_ref_energy=False` adds the reference energies of a model that was trained without them.

@@ -23,14 +23,15 @@ import openmm
 import torch
 from openmm import unit
 from openmm.app import Element, PDBFile, Topology
+from openmm_tensornet.export.exported.specification import read_texts, with_texts
 from safetensors.torch import save_file
 
-from openmm_tensornet import cli, registry
-from openmm_tensornet.checkpoint import load_model, save_model
-from openmm_tensornet.export import DESCRIPTION, export_potential, export_torchscript, read_metadata
-from openmm_tensornet.simulation import SimulationError, simulate
-from openmm_tensornet.specification import read_texts, with_texts
-from openmm_tensornet.system import create_system, force_class
+from openmm_tensornet.export.exported import DESCRIPTION, export_potential, export_torchscript, read_metadata
+from openmm_tensornet.forces.system import create_system, force_class
+from openmm_tensornet.md import cli
+from openmm_tensornet.md.simulation import SimulationError, simulate
+from openmm_tensornet.models import registry
+from openmm_tensornet.models.checkpoint import load_model, save_model
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm

@@ -18,8 +18,8 @@ import pytest
 import seeded
 import torch
 
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.models.registry import find_model
 
 DATA = seeded.DATA
 KJ_PER_EV = 96.48533212331

@@ -23,10 +23,10 @@ import torch
 from openmm import unit
 from openmm.app import PDBFile
 
-from openmm_tensornet.analysis import compute_drift
-from openmm_tensornet.files import replace_file
-from openmm_tensornet.simulation import simulate
-from openmm_tensornet.system import create_system
+from openmm_tensornet.common.files import replace_file
+from openmm_tensornet.forces.system import create_system
+from openmm_tensornet.md.analysis import compute_drift
+from openmm_tensornet.md.simulation import simulate
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 MODEL = "alanine-dipeptide-gfn2"

@@ -19,7 +19,7 @@ import numpy as np
 import openmm
 import torch
 
-from openmm_tensornet.system import BACKENDS, force_class
+from openmm_tensornet.forces.system import BACKENDS, force_class
 
 SECONDS = 60
 TOLERANCE = 10  # kJ/mol/nm, where OpenMM's minimiser stops unless told

@@ -20,21 +20,22 @@ from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 from openmm import unit
 
-from openmm_tensornet import load_model, potential
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.charges import TensorNet2, TensorNet2Config
-from openmm_tensornet.export import compile_potential, save
+from openmm_tensornet import load_model
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import compile_potential, save
+from openmm_tensornet.forces.system import BACKENDS, force_class
 from openmm_tensornet.kernels.definitions import geometry
-from openmm_tensornet.kernels.functions import FusedPairs
 from openmm_tensornet.kernels.intervals import distance_at
 from openmm_tensornet.kernels.operators import available
-from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
-from openmm_tensornet.neighbors import CellPairs, Grid, SelectedPairs, find_pairs
-from openmm_tensornet.potential import choose_coulomb_cutoff, copy_double
-from openmm_tensornet.registry import find_model
-from openmm_tensornet.system import BACKENDS, force_class
-from openmm_tensornet.tabulate import ORDINARY, RadialTable
-from openmm_tensornet.testing import TOLERANCES, deviation, reference_energy_and_forces
+from openmm_tensornet.models.accuracy import TOLERANCES, deviation, reference_energy_and_forces
+from openmm_tensornet.models.registry import find_model
+from openmm_tensornet.models.tensornet import ACTIVATIONS, TensorNet, TensorNetConfig
+from openmm_tensornet.models.tensornet2 import TensorNet2, TensorNet2Config
+from openmm_tensornet.neighbors.lists import CellPairs, Grid, SelectedPairs, find_pairs
+from openmm_tensornet.static import potential
+from openmm_tensornet.static.fused import FusedPairs
+from openmm_tensornet.static.potential import choose_coulomb_cutoff, copy_double
+from openmm_tensornet.static.tables import ORDINARY, RadialTable
 
 
 @st.composite

@@ -17,9 +17,9 @@ import numpy as np
 import openmm
 from openmm.app import Element, PDBFile, Topology
 
-from openmm_tensornet import cli, runfiles, simulation
-from openmm_tensornet.export import load_exported
-from openmm_tensornet.system import create_system
+from openmm_tensornet.export.exported import load_exported
+from openmm_tensornet.forces.system import create_system
+from openmm_tensornet.md import cli, runfiles, simulation
 
 # Short, and yet with some hundred reports.
 RUN: dict[str, Any] = dict(
@@ -184,7 +184,7 @@ def program(structure: Path, output: Path, *more: str) -> tuple[int, str]:
         return add_springs(system)
 
     said = io.StringIO()
-    with mock.patch("openmm_tensornet.system.create_system", create_springs), redirect_stderr(said):
+    with mock.patch("openmm_tensornet.forces.system.create_system", create_springs), redirect_stderr(said):
         status = cli.main(command)
     return status, said.getvalue()
 

@@ -6,8 +6,8 @@ import pytest
 from openmm import unit
 from openmm.app import DCDFile, PDBFile
 
-from openmm_tensornet import analysis, cli
-from openmm_tensornet.analysis import BASINS
+from openmm_tensornet.md import analysis, cli
+from openmm_tensornet.md.analysis import BASINS
 
 md = pytest.importorskip("mdtraj")
 pytest.importorskip("matplotlib")

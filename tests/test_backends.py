@@ -20,13 +20,13 @@ from conftest import VARIANTS
 from openmm import unit
 from pretended_cuda import pretended
 
-from openmm_tensornet import export_potential, load_model, programs
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import load_exported
-from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.potential import copy_double
-from openmm_tensornet.system import force_class
-from openmm_tensornet.testing import reference_energy_and_forces
+from openmm_tensornet import export_potential, load_model
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import load_exported, programs
+from openmm_tensornet.forces.system import force_class
+from openmm_tensornet.graph.capture import check_graph_safety
+from openmm_tensornet.models.accuracy import reference_energy_and_forces
+from openmm_tensornet.static.potential import copy_double
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
 PAIR = np.concatenate([WATER, WATER @ [[0, 1, 0], [-1, 0, 0], [0, 0, 1]] + [0.3, 0.05, 0.02]])
@@ -608,7 +608,7 @@ class TestPythonForce:
         assert captured == ([(0, "thread_local"), (1, "thread_local")] if graphs else [])
 
     def test_a_graph_keeps_the_module_whose_weights_it_reads(self, monkeypatch):
-        from openmm_tensornet.pythonforce import OnGpu
+        from openmm_tensornet.forces.pythonforce import OnGpu
 
         class Linear(torch.nn.Linear):
             def forward(self, x):
@@ -624,7 +624,7 @@ class TestPythonForce:
             assert float(program(x)[0]) == expected
 
     def test_an_older_openmm(self):
-        code = "import openmm; del openmm.PythonForce; import openmm_tensornet.pythonforce"
+        code = "import openmm; del openmm.PythonForce; import openmm_tensornet.forces.pythonforce"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
         assert "TensorNetPythonForce needs OpenMM 8.5 or newer, but OpenMM" in done.stderr
         assert "or use TensorNetForce" in done.stderr

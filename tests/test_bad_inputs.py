@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bad_inputs import BAD_INPUTS, CALLS, Given, table
 
-from openmm_tensornet import registry
+from openmm_tensornet.models import registry
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "bad-inputs.md"
 

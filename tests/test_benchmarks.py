@@ -12,7 +12,7 @@ import pytest
 from benchmarks import launches, measure, report, run
 from benchmarks.systems import CASES, ROOT, load, parse_xyz
 from openmm_tensornet import load_model
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.models.registry import find_model
 
 SETTINGS = measure.Settings("some.ckpt", rounds=2, block_seconds=0.01)
 

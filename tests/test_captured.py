@@ -4,11 +4,11 @@ import pytest
 import torch
 from conftest import CASES, CHARGE_VARIANTS, VARIANTS
 
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.captured import CapturedModule
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import compile_potential
-from openmm_tensornet.testing import packing
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.graph.captured import CapturedModule
+from openmm_tensornet.models.accuracy import packing
+from openmm_tensornet.models.checkpoint import load_model
 
 BOX = 1.3 * torch.eye(3, dtype=torch.float64)
 

@@ -13,14 +13,15 @@ from openmm import unit
 from test_force import ENERGY, adopting_system, context_of, evaluate, make_system
 from test_simulation import EXAMPLE, killed_run, run
 
-from openmm_tensornet import cli, program
-from openmm_tensornet.charges import TensorNet2, TensorNet2Config
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_potential, read_metadata
-from openmm_tensornet.force import TensorNetForce
-from openmm_tensornet.neighbors import find_pairs
-from openmm_tensornet.potential import copy_double
-from openmm_tensornet.system import create_system
+from openmm_tensornet.export.exported import export_potential, read_metadata
+from openmm_tensornet.forces.system import create_system
+from openmm_tensornet.forces.torchforce import TensorNetForce
+from openmm_tensornet.md import cli
+from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.models.tensornet2 import TensorNet2, TensorNet2Config
+from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.static import program
+from openmm_tensornet.static.potential import copy_double
 
 
 @cache
@@ -278,7 +279,8 @@ def test_charges_of_a_system_without(tmp_path):
 
 
 def test_command_line(monkeypatch, tmp_path):
-    from openmm_tensornet import simulation, system
+    from openmm_tensornet.forces import system
+    from openmm_tensornet.md import simulation
 
     seen = {}
     monkeypatch.setattr(system, "create_system", lambda *_, **options: seen.update(options))

@@ -7,14 +7,14 @@ import pytest
 import torch
 from conftest import ACEFF2, CHARGE_CASES, CHARGE_VARIANTS, KJ_PER_EV, VARIANTS, Case
 
-from openmm_tensornet import program
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.neighbors import find_pairs
-from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, copy_double
-from openmm_tensornet.program import coulomb_cutoff_of
-from openmm_tensornet.testing import TABULATION, packing, reference_energy_and_forces
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.graph.capture import check_graph_safety
+from openmm_tensornet.models.accuracy import TABULATION, packing, reference_energy_and_forces
+from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.static import program
+from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
+from openmm_tensornet.static.program import coulomb_cutoff_of
 
 
 @pytest.fixture(params=["dense", "list"])

@@ -20,11 +20,11 @@ from conftest import DATA, VARIANTS, checkpoint_path
 from openmm import unit
 
 from openmm_tensornet import load_model
-from openmm_tensornet.checkpoint import save_model
-from openmm_tensornet.export import model_hash
-from openmm_tensornet.neighbors import find_pairs
-from openmm_tensornet.priors import D2, ZBL, Atomref
-from openmm_tensornet.registry import MODELS, KnownModel
+from openmm_tensornet.export.exported import model_hash
+from openmm_tensornet.models.checkpoint import save_model
+from openmm_tensornet.models.priors import D2, ZBL, Atomref
+from openmm_tensornet.models.registry import MODELS, KnownModel
+from openmm_tensornet.neighbors.lists import find_pairs
 
 NAMES = sorted(path.stem for path in (DATA / "variants").glob("*.ckpt"))
 SCALAR = "model.representation_model.tensor_embedding.linears_scalar.1"

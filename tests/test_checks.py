@@ -9,10 +9,10 @@ from openmm import unit
 from openmm.app import Element, Topology
 
 import openmm_tensornet
-from openmm_tensornet.atoms import Atoms, integers
-from openmm_tensornet.checks import LARGEST_LENGTH, array, flag, integer
-from openmm_tensornet.system import force_class, tensornet_forces
-from openmm_tensornet.units import number_in
+from openmm_tensornet.common.atoms import Atoms, integers
+from openmm_tensornet.common.checks import LARGEST_LENGTH, array, flag, integer
+from openmm_tensornet.common.units import number_in
+from openmm_tensornet.forces.system import force_class, tensornet_forces
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_, np.False_, np.array([1.0, 2.0])[0] > 1])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from openmm_tensornet import __version__, cli
-from openmm_tensornet.atoms import formal_charge
-from openmm_tensornet.structures import read_structure, total_charge
+from openmm_tensornet import __version__
+from openmm_tensornet.common.atoms import formal_charge
+from openmm_tensornet.md import cli
+from openmm_tensornet.md.structures import read_structure, total_charge
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "alanine_dipeptide.pdb"
@@ -26,8 +27,8 @@ def model(tmp_path_factory):
     """The bundled model exported for alanine dipeptide: made once and read fast."""
     from openmm.app import PDBFile
 
-    from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import export_potential
+    from openmm_tensornet.export.exported import export_potential
+    from openmm_tensornet.models.checkpoint import load_model
 
     path = tmp_path_factory.mktemp("model") / "alanine.safetensors"
     numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
@@ -62,7 +63,7 @@ def edited(tmp_path, edit, name="edited.pdb"):
 def test_help_needs_nothing_but_the_standard_library():
     code = (
         "import sys\n"
-        "from openmm_tensornet.cli import main\n"
+        "from openmm_tensornet.md.cli import main\n"
         "try:\n"
         "    main(sys.argv[1:])\n"
         "except SystemExit as stop:\n"
@@ -313,7 +314,7 @@ def test_formal_charges_that_are_contradicted(capsys, tmp_path, model_path, recw
     """By the force and by commands without one; the charge that was given is used."""
     from openmm import app
 
-    from openmm_tensornet.system import force_class
+    from openmm_tensornet.forces.system import force_class
 
     path, model = edited(tmp_path, with_charges), model_path(MODEL)
     topology = app.PDBFile(str(path)).topology
@@ -350,7 +351,7 @@ CRYST1 = "CRYST1    1.000    1.000    1.000  90.00  90.00  90.00 P 1           1
 def test_a_placeholder_for_a_box(tmp_path, model_path):
     from openmm import app
 
-    from openmm_tensornet.system import create_system
+    from openmm_tensornet.forces.system import create_system
 
     path = edited(tmp_path, lambda lines: [CRYST1, *lines])
     with pytest.warns(UserWarning, match=r"the box \(CRYST1, _cell\) of 1 Å is a placeholder"):
@@ -513,7 +514,8 @@ def test_options_reach_the_run(monkeypatch, tmp_path, model_path):
     """Each option under its own name, in its own unit."""
     from openmm import unit
 
-    from openmm_tensornet import simulation, system
+    from openmm_tensornet.forces import system
+    from openmm_tensornet.md import simulation
 
     seen = {}
     monkeypatch.setattr(system, "create_system", lambda *_, **options: seen.update(options))
@@ -576,7 +578,7 @@ def test_threads(options, threads):
     """In another process, because they belong to the whole process, and without a run."""
     code = (
         "import sys, torch, openmm\n"
-        "from openmm_tensornet import cli, simulation, system\n"
+        "from openmm_tensornet.forces import system\nfrom openmm_tensornet.md import cli, simulation\n"
         "system.create_system = simulation.simulate = lambda *_, **__: None\n"
         "assert cli.main(sys.argv[1:]) == 0\n"
         "cpu = openmm.Platform.getPlatformByName('CPU')\n"
@@ -598,7 +600,8 @@ def test_threads_of_larger_systems(monkeypatch):
 def test_warnings_are_lines(capsys, monkeypatch):
     import warnings
 
-    from openmm_tensornet import simulation, system
+    from openmm_tensornet.forces import system
+    from openmm_tensornet.md import simulation
 
     monkeypatch.setattr(system, "create_system", lambda *_, **__: warnings.warn("no bond", stacklevel=2))
     monkeypatch.setattr(simulation, "simulate", lambda *_, **__: None)
@@ -724,7 +727,7 @@ def test_check(capsys, tmp_path, model_path, kind):
 
 def test_a_check_that_fails(capsys, monkeypatch, model_path):
     """Forces that are not those of the energy."""
-    from openmm_tensornet import validation
+    from openmm_tensornet.md import validation
 
     evaluate = validation._evaluate
     monkeypatch.setattr(validation, "_evaluate", lambda *a: (evaluate(*a)[0] * 1.001, evaluate(*a)[1]))

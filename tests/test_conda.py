@@ -158,7 +158,7 @@ def test_unpacked_package_runs(package, unpacked, tmp_path):
     assert SELF_TEST in str(self_test.script)
     code = (
         f"import sys, {', '.join(test.imports)}\n"
-        "from openmm_tensornet import check, cli\n"
+        "from openmm_tensornet import check\nfrom openmm_tensornet.md import cli\n"
         "check.read_reference()\n"
         "print(openmm_tensornet.__file__)\n"
         "sys.exit(cli.main(['info', 'alanine-dipeptide-gfn2', '--json']))\n"

@@ -16,7 +16,7 @@ from test_packaging import MAKE_TARGETS
 
 import openmm_tensornet
 from benchmarks import report
-from openmm_tensornet import cli
+from openmm_tensornet.md import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PDB = ROOT / "examples" / "alanine_dipeptide.pdb"

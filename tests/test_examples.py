@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openmm_tensornet.registry import find_model
+from openmm_tensornet.models.registry import find_model
 
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from openmm_tensornet.flatten import flatten
+from openmm_tensornet.graph.record import flatten
 
 
 class Forces(nn.Module):

@@ -22,15 +22,16 @@ from openmm.app import Element, PDBFile, Topology
 
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 
-from openmm_tensornet import program
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_potential, read_metadata
-from openmm_tensornet.force import TensorNetForce, check_versions, openmmtorch
-from openmm_tensornet.potential import copy_double
-from openmm_tensornet.registry import MODELS, KnownModel
-from openmm_tensornet.specification import read_texts, with_texts
-from openmm_tensornet.testing import TOLERANCES, reference_energy_and_forces
+from openmm_tensornet.export.exported.specification import read_texts, with_texts
+
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import export_potential, read_metadata
+from openmm_tensornet.forces.torchforce import TensorNetForce, check_versions, openmmtorch
+from openmm_tensornet.models.accuracy import TOLERANCES, reference_energy_and_forces
+from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.models.registry import MODELS, KnownModel
+from openmm_tensornet.static import program
+from openmm_tensornet.static.potential import copy_double
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
 ENERGY = {"single": 2e-6, "double": 1e-7}
@@ -552,14 +553,14 @@ def test_builds_that_fit():
 
 
 def test_importing_is_quiet():
-    code = "import openmm_tensornet.force"
+    code = "import openmm_tensornet.forces.torchforce"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_importing_leaves_logging_as_it_was():
     code = (
-        "import logging, sys\nroot = logging.getLogger()\nlogging.disable(int(sys.argv[1]))\nimport openmm_tensornet.force\n"
+        "import logging, sys\nroot = logging.getLogger()\nlogging.disable(int(sys.argv[1]))\nimport openmm_tensornet.forces.torchforce\n"
         "print(root.manager.disable, root.handlers, root.filters, root.level)"
     )
     for level in (logging.CRITICAL, logging.NOTSET):

@@ -14,8 +14,8 @@ import torch
 from benchmarks import gpu, gpu_worker
 from benchmarks.measure import WorkerFailed
 from benchmarks.systems import CASES
-from openmm_tensornet.registry import MODELS
-from openmm_tensornet.testing import Tolerance
+from openmm_tensornet.models.accuracy import Tolerance
+from openmm_tensornet.models.registry import MODELS
 
 
 class FakeWorker:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from openmm_tensornet import load_model, programs
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import compile_potential
-from openmm_tensornet.graphsafety import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
-from openmm_tensornet.interrupts import apart
-from openmm_tensornet.potential import StaticPotential
+from openmm_tensornet import load_model
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.common.interrupts import apart
+from openmm_tensornet.export.exported import compile_potential, programs
+from openmm_tensornet.graph.capture import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
+from openmm_tensornet.static.potential import StaticPotential
 
 HOST_VALUE = "it copies a value to the host and waits for it"
 SHAPE = "the shape of its result depends on values"
@@ -576,7 +576,7 @@ def test_static_potential(model_path):
             self.model = model
 
         def forward(self, x: Tensor) -> Tensor:
-            from openmm_tensornet.neighbors import find_pairs
+            from openmm_tensornet.neighbors.lists import find_pairs
 
             z = torch.tensor([8, 1, 1], device=x.device)
             molecules = torch.zeros(3, dtype=torch.long, device=x.device)

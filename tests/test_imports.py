@@ -8,80 +8,31 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
-# A module imports only from those before it. It may import openmm_tensornet itself, which imports nothing.
+# Folders, and the modules in them, in the order in which imports go: a module imports only from those before it. It may import
+# openmm_tensornet itself, which imports nothing.
+FOLDERS = {
+    "common": ("module", "jit", "interrupts", "float32", "checks", "atoms", "units", "files"),
+    "neighbors": ("lists",),
+    "models": ("tensors", "radial", "priors", "tensornet", "coulomb", "tensornet2", "registry", "checkpoint", "accuracy"),
+    "graph": ("capture", "captured", "record"),
+    "kernels": ("intervals", "definitions"),
+    "kernels.cpu": ("simd", "steps", "pairs", "matmul", "atoms", "charges", "program"),
+    "kernels.cuda": ("steps", "atoms", "charges", "coulomb", "pairs", "perceptron", "sums"),
+    "kernels ": ("operators", "lowering"),
+    "static": (
+        "tables", "aggregation", "network", "network2", "fused", "fused_gpu", "program", "potential", "positions",
+    ),
+    "export": ("torchscript", "specification", "programs", "exported"),
+    "forces": ("arguments", "base", "torchforce", "pythonforce", "system", "openmmtools", "mixed"),
+    "md": ("signature", "runfiles", "simulation", "analysis", "structures", "validation", "cli"),
+}  # fmt: skip
 ORDER = (
-    "module",
-    "jit",
-    "interrupts",
-    "float32",
-    "checks",
-    "atoms",
-    "units",
-    "files",
-    "signature",
-    "tensors",
-    "radial",
-    "priors",
-    "neighbors",
-    "model",
-    "coulomb",
-    "charges",
-    "registry",
-    "checkpoint",
-    "kernels.intervals",
-    "tabulate",
-    "blocks",
-    "network",
-    "charge_network",
-    "graphsafety",
-    "captured",
-    "flatten",
-    "kernels.definitions",
-    "kernels.simd",
-    "kernels.cpu_steps",
-    "kernels.cpu_pairs",
-    "kernels.cpu_matmul",
-    "kernels.cpu",
-    "kernels.cpu_charges",
-    "kernels.cpu_program",
-    "kernels.cuda_steps",
-    "kernels.cuda_atoms",
-    "kernels.cuda_charges",
-    "kernels.cuda_coulomb",
-    "kernels.cuda_pairs",
-    "kernels.cuda_perceptron",
-    "kernels.cuda_sums",
-    "kernels.cuda",
-    "kernels.operators",
-    "kernels.lowering",
-    "kernels.functions",
-    "kernels.gpu_functions",
-    "testing",
-    "program",
-    "potential",
-    "geometry",
-    "torchscript",
-    "specification",
-    "programs",
-    "export",
-    "arguments",
-    "potentialforce",
-    "force",
-    "pythonforce",
-    "system",
-    "states",
+    *(f"{folder.strip()}.{module}" for folder, modules in FOLDERS.items() for module in modules),
+    # What people and other packages name.
     "mlpotential",
-    "mixed",
-    "runfiles",
-    "simulation",
-    "analysis",
     "check",
-    "structures",
-    "validation",
-    "cli",
     "__main__",
 )
-SUBPACKAGES = ("kernels",)
 # Not installed everywhere (fcntl is missing on Windows), or slow to import.
 OPTIONAL = (
     "fcntl",
@@ -127,8 +78,13 @@ def imports(source: str, *, typing_too: bool = False, package: str = "openmm_ten
 
 def own_modules(names: set[str]) -> set[str]:
     """Modules of the package among imported names."""
-    parts = [name.split(".")[1:] for name in names if name.split(".")[0] == "openmm_tensornet"]
-    return {".".join(p[: 2 if p[0] in SUBPACKAGES else 1]) for p in parts if p and p[0] != "__version__"}
+    found = set()
+    for name in names:
+        first, *parts = name.split(".")
+        if first == "openmm_tensornet" and parts not in ([], ["__version__"]):
+            starts = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            found.add(next((start for start in starts if start in MODULES), starts[0]))
+    return found
 
 
 def read(module: str) -> str:
@@ -141,18 +97,21 @@ def imported_by(module: str, **options) -> set[str]:
 
 def test_reading_imports():
     source = (
-        "from __future__ import annotations\nimport torch.nn as nn\nfrom . import __version__, tensors\n"
-        "from .model import TensorNet\nif TYPE_CHECKING:\n    from .potential import Atoms\n"
-        "def f():\n    from openmm_tensornet.force import openmmtorch\n"
+        "from __future__ import annotations\nimport torch.nn as nn\nfrom . import __version__, mlpotential\n"
+        "from .models.tensornet import TensorNet\nif TYPE_CHECKING:\n    from .static.potential import Atoms\n"
+        "def f():\n    from openmm_tensornet.forces.torchforce import openmmtorch\n"
     )
-    assert own_modules(imports(source)) == {"tensors", "model", "force"}
-    assert own_modules(imports(source, typing_too=True)) == {"tensors", "model", "force", "potential"}
+    assert own_modules(imports(source)) == {"mlpotential", "models.tensornet", "forces.torchforce"}
+    assert own_modules(imports(source, typing_too=True)) == {
+        "mlpotential", "models.tensornet", "forces.torchforce", "static.potential",
+    }  # fmt: skip
     assert "torch.nn" in imports(source)
 
 
 def test_every_module_has_its_place():
     assert set(MODULES) == set(ORDER)
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__", "models"} == set(SUBPACKAGES)
+    folders = {".".join(path.parent.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*.py")}
+    assert folders == {folder.strip() for folder in FOLDERS} | {""}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -164,14 +123,14 @@ def test_imports_point_up_the_table(module):
 @pytest.mark.parametrize("module", [*MODULES, "__init__"])
 def test_only_force_imports_openmmtorch(module):
     imported = {name.split(".")[0] for name in imported_by(module, typing_too=True)}
-    assert ("openmmtorch" in imported) == (module == "force")
+    assert ("openmmtorch" in imported) == (module == "forces.torchforce")
 
 
 def test_models_are_readable_without_openmm():
     """From units to export, openmm is needed by nothing but the conversion of its units, inside a function."""
-    for module in ORDER[: ORDER.index("arguments")]:
+    for module in ORDER[: ORDER.index("forces.arguments")]:
         names = {name.split(".")[0] for name in imported_by(module, typing_too=True)}
-        assert ("openmm" in names) == (module == "units"), module
+        assert ("openmm" in names) == (module == "common.units"), module
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -195,12 +154,12 @@ BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # an
 
 def test_without_optional_packages_all_but_the_force_works_and_that_says_what_to_install(model_path):
     code = BLOCKED + (
-        "import openmm, torch, openmm_tensornet as ot, openmm_tensornet.cli\n"
+        "import openmm, torch, openmm_tensornet as ot, openmm_tensornet.md.cli\n"
         "from openmm.app import Element, Topology\n"
         "for name in ot.__all__:\n"
         "    if name != 'TensorNetForce' and (name != 'TensorNetPythonForce' or hasattr(openmm, 'PythonForce')):\n"
         "        assert getattr(ot, name) is not None\n"
-        "from openmm_tensornet.potential import Atoms\n"
+        "from openmm_tensornet.static.potential import Atoms\n"
         "potential = ot.StaticPotential(ot.load_model(sys.argv[1]), Atoms.make([8, 1, 1]), tabulate=False)\n"
         "energy, forces = potential(torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0, 0.1, 0]]))\n"
         "assert torch.isfinite(energy) and torch.isfinite(forces).all()\n"
@@ -240,9 +199,9 @@ def test_nothing_is_fetched_unless_a_model_is_asked_for_by_name(model_path):
         "        refuse()\n"
         "sys.addaudithook(watch)\n"
         "import importlib, openmm, openmmml, openmm_tensornet as ot\n"
-        f"for name in {[name for name in MODULES if name not in ('force', 'pythonforce', 'states')]!r}:\n"
+        f"for name in {[name for name in MODULES if name not in ('forces.torchforce', 'forces.pythonforce', 'forces.openmmtools')]!r}:\n"
         "    importlib.import_module(f'openmm_tensornet.{name}')\n"
-        "from openmm_tensornet.system import force_class\n"
+        "from openmm_tensornet.forces.system import force_class\n"
         "system = openmm.System()\n"
         "for _ in range(3):\n"
         "    system.addParticle(1)\n"

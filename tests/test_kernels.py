@@ -12,17 +12,21 @@ import torch
 from conftest import CHARGE_VARIANTS, KJ_PER_EV, VARIANTS
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from openmm_tensornet import graphsafety, load_model, program
-from openmm_tensornet.files import others_can_write
-from openmm_tensornet.flatten import flatten
-from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.kernels import definitions, functions, gpu_functions, operators
-from openmm_tensornet.potential import RANK, TABLE_SIZES, copy_double
-from openmm_tensornet.program import radial_functions, radial_tables
-from openmm_tensornet.testing import TABULATION
+from openmm_tensornet import load_model
+from openmm_tensornet.common.files import others_can_write
+from openmm_tensornet.graph import capture as graphsafety
+from openmm_tensornet.graph.capture import check_graph_safety
+from openmm_tensornet.graph.record import flatten
+from openmm_tensornet.kernels import definitions, operators
+from openmm_tensornet.models.accuracy import TABULATION
+from openmm_tensornet.static import fused as functions
+from openmm_tensornet.static import fused_gpu as gpu_functions
+from openmm_tensornet.static import program
+from openmm_tensornet.static.potential import RANK, TABLE_SIZES, copy_double
+from openmm_tensornet.static.program import radial_functions, radial_tables
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
-from openmm_tensornet.kernels import cpu_matmul
+from openmm_tensornet.kernels.cpu import matmul as cpu_matmul
 
 CUTOFF, INTERVALS = 0.5, 45
 NO_BOX = torch.zeros(0, 3, dtype=torch.float64)
@@ -34,7 +38,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MANY = 140 if INTERPRETED else 400  # atoms, more than a block compares at a time
 SIZES = [(a, f) for a in ATOMS for f in CHANNELS] + [(3, 256), (100, 20)]
 if INTERPRETED:
-    from openmm_tensornet.kernels import cuda_steps
+    from openmm_tensornet.kernels.cuda import steps as cuda_steps
 
     cuda_steps.NEIGHBORS = 4  # several rounds for few atoms
     SIZES = [(1, 16), (2, 16), (3, 20), (11, 40)]
@@ -298,7 +302,8 @@ def test_exponential(dtype, largest, error):
     """Vectors of it, which SiLU is made of."""
     from numba import njit
 
-    from openmm_tensornet.kernels import cpu_steps, simd
+    from openmm_tensornet.kernels.cpu import simd
+    from openmm_tensornet.kernels.cpu import steps as cpu_steps
 
     @cpu_steps.over_channels
     def step(f, like, x, out):
@@ -468,7 +473,7 @@ def test_compiling_says_so(tmp_path):
 
 def test_functions_of_others_are_not_announced():
     code = (
-        "import openmm_tensornet.kernels.cpu_program; from numba import njit\n@njit\ndef mine(x):\n    return x + 1\n"
+        "import openmm_tensornet.kernels.cpu.program; from numba import njit\n@njit\ndef mine(x):\n    return x + 1\n"
         "assert mine(1) == 2"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -480,7 +485,7 @@ def test_where_no_cache_can_be_written(tmp_path):
     copied = tmp_path / "openmm_tensornet"
     package = Path(operators.__file__).parents[1]
     shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__", "models"))
-    for folder in (copied, copied / "kernels"):
+    for folder in (copied, copied / "kernels", copied / "kernels" / "cpu"):
         (folder / "__pycache__").touch()  # a file in the folder's place, so that nobody can write there
     environment = {
         **os.environ,
@@ -489,14 +494,14 @@ def test_where_no_cache_can_be_written(tmp_path):
         "XDG_CACHE_HOME": f"{os.devnull}/cache",
     }
     environment.pop("NUMBA_CACHE_DIR", None)
-    code = "from openmm_tensornet.kernels import cpu_program as c; print(c.__file__, c.execute._cache.cache_path)"
+    code = "from openmm_tensornet.kernels.cpu import program as c; print(c.__file__, c.execute._cache.cache_path)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"{copied / 'kernels' / 'cpu_program.py'} None\n", done.stderr
+    assert done.stdout == f"{copied / 'kernels' / 'cpu' / 'program.py'} None\n", done.stderr
     assert done.stderr.count("\n") == 1 and "set NUMBA_CACHE_DIR to a folder" in done.stderr
 
 
 def test_every_operator_has_a_kernel_and_a_definition():
-    from openmm_tensornet.kernels.cpu_program import Kernel
+    from openmm_tensornet.kernels.cpu.program import Kernel
 
     registered = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
     names = {name for space, _, name in registered if space == "openmm_tensornet"} - {
@@ -532,7 +537,7 @@ def test_cache_that_others_can_write(tmp_path):
         folder.parent.chmod(above)
         assert others_can_write(folder) == expected, folder
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
-    code = "from openmm_tensornet.kernels import cpu_program as c; print(c.execute._cache.cache_path)"
+    code = "from openmm_tensornet.kernels.cpu import program as c; print(c.execute._cache.cache_path)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "None\n" and f"others can write to the folder for compiled kernels, {folder}" in done.stderr
 

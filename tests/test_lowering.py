@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from openmm_tensornet import load_model
-from openmm_tensornet.flatten import flatten
-from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from openmm_tensornet.graph.record import flatten
+from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
 from openmm_tensornet.kernels import lowering

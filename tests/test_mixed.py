@@ -20,9 +20,9 @@ from openmm import app, unit
 openmmml = pytest.importorskip("openmmml", reason="openmm-ml is not installed")
 
 from openmm_tensornet import create_mixed_system, load_model  # noqa: E402
-from openmm_tensornet.export import export_potential, model_hash  # noqa: E402
-from openmm_tensornet.registry import MODELS, find_model  # noqa: E402
-from openmm_tensornet.system import force_class, tensornet_forces  # noqa: E402
+from openmm_tensornet.export.exported import export_potential, model_hash  # noqa: E402
+from openmm_tensornet.forces.system import force_class, tensornet_forces  # noqa: E402
+from openmm_tensornet.models.registry import MODELS, find_model  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 WATER = np.array([[0.0, 0.0, 0.0], [0.09572, 0.0, 0.0], [-0.023997, 0.092663, 0.0]])

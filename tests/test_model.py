@@ -13,9 +13,9 @@ from conftest import ACEFF, CASES, KJ_PER_EV, PUBLISHED, SMALL, VARIANTS, publis
 from torch import nn
 
 from openmm_tensornet import TensorNet, TensorNetConfig, load_model
-from openmm_tensornet.model import ACTIVATIONS
-from openmm_tensornet.neighbors import Pairs, find_pairs
-from openmm_tensornet.priors import D2, ZBL, Atomref
+from openmm_tensornet.models.priors import D2, ZBL, Atomref
+from openmm_tensornet.models.tensornet import ACTIVATIONS
+from openmm_tensornet.neighbors.lists import Pairs, find_pairs
 
 # Against the oracle in float64: eV an atom, eV/Å. ZBL's screening length is float32 in the oracle.
 ORACLE = (1e-9, 1e-8)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.export import compile_potential
-from openmm_tensornet.neighbors import NNPOpsPairs, SelectedPairs, find_pairs, minimum_image
-from openmm_tensornet.potential import choose_kernels, copy_double
-from openmm_tensornet.testing import TOLERANCES, deviation, packing, reference_energy_and_forces
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.models.accuracy import TOLERANCES, deviation, packing, reference_energy_and_forces
+from openmm_tensornet.neighbors.lists import NNPOpsPairs, SelectedPairs, find_pairs, minimum_image
+from openmm_tensornet.static.potential import choose_kernels, copy_double
 
 INSTALLED = importlib.util.find_spec("NNPOps") is not None
 CUTOFF = 0.5
@@ -143,7 +143,7 @@ def test_check_of_the_graph_needs_no_nnpops_kernel_for_fake_tensors(nnpops):
         def forward(self, x):
             return self.pairs(x, None)[1]
 
-    from openmm_tensornet.flatten import flatten
+    from openmm_tensornet.graph.record import flatten
 
     assert check_graph_safety(flatten(List(), (cloud(60),)), cloud(60)).kernels >= 5
 

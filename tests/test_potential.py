@@ -7,20 +7,28 @@ import pytest
 import torch
 from conftest import CASES, CHARGE_VARIANTS, KJ_PER_EV, SMALL, VARIANTS, Case
 
-import openmm_tensornet.potential as potential_module
-from openmm_tensornet import program
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.graphsafety import check_graph_safety
-from openmm_tensornet.neighbors import AllPairs, CellPairs, Grid, SelectedPairs, check_box, find_pairs, minimum_image
-from openmm_tensornet.potential import StaticPotential, choose_coulomb_cutoff, copy_double
-from openmm_tensornet.testing import (
+import openmm_tensornet.static.potential as potential_module
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.graph.capture import check_graph_safety
+from openmm_tensornet.models.accuracy import (
     TABULATION,
     deviation,
     geometries,
     packing,
     reference_energy_and_forces,
 )
+from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.neighbors.lists import (
+    AllPairs,
+    CellPairs,
+    Grid,
+    SelectedPairs,
+    check_box,
+    find_pairs,
+    minimum_image,
+)
+from openmm_tensornet.static import program
+from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
 
 ZBL_TOLERANCE = 1e-5  # the oracle rounds ZBL's screening length to float32
 
@@ -193,8 +201,8 @@ def test_box_below_twice_the_cutoff_is_nan():
 
 
 def test_d2_with_a_box_is_refused():
-    from openmm_tensornet.model import TensorNet, TensorNetConfig
-    from openmm_tensornet.priors import D2
+    from openmm_tensornet.models.priors import D2
+    from openmm_tensornet.models.tensornet import TensorNet, TensorNetConfig
 
     config = TensorNetConfig(embedding_dimension=4, num_layers=0, num_rbf=4, max_z=10)
     model = TensorNet(config, [D2(6.0, list(range(10)), 1e-10, 1.602176634e-19)])

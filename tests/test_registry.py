@@ -11,8 +11,10 @@ import torch
 from conftest import WEIGHTS
 from openmm.app import PDBFile
 
-from openmm_tensornet import TensorNetForce, cli, load_model, registry
-from openmm_tensornet.registry import MODELS, KnownModel, find_model
+from openmm_tensornet import TensorNetForce, load_model
+from openmm_tensornet.md import cli
+from openmm_tensornet.models import registry
+from openmm_tensornet.models.registry import MODELS, KnownModel, find_model
 
 NAME = "alanine-dipeptide-gfn2"
 
@@ -38,8 +40,8 @@ def test_the_file_in_the_package(bundled):
 
 def test_energy_is_the_total_energy_of_gfn2(bundled, dipeptide):
     """−896.38 eV by tblite at the example's structure, which is no frame of the training; half a kcal/mol is 0.02 eV."""
-    from openmm_tensornet.atoms import Atoms
-    from openmm_tensornet.testing import reference_energy_and_forces
+    from openmm_tensornet.common.atoms import Atoms
+    from openmm_tensornet.models.accuracy import reference_energy_and_forces
 
     atoms = Atoms.make([atom.element.atomic_number for atom in dipeptide.topology.atoms()])
     x = torch.tensor(dipeptide.getPositions(asNumpy=True)._value)

@@ -109,7 +109,7 @@ def test_options_stay_as_they_are(killed):
 
 @pytest.mark.slow
 def test_the_other_backend(one_process, tmp_path):
-    pytest.importorskip("openmm_tensornet.pythonforce", reason="TensorNetPythonForce: needs OpenMM 8.5")
+    pytest.importorskip("openmm_tensornet.forces.pythonforce", reason="TensorNetPythonForce: needs OpenMM 8.5")
     run(command(tmp_path, 2, "--backend", "python"))
     np.testing.assert_allclose(read(tmp_path)["energies"], read(one_process)["energies"][:3], rtol=0, atol=ROUNDING)
 

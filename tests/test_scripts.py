@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from openmm_tensornet.interrupts import Entry, deliver, delivered
-from openmm_tensornet.runfiles import DCD_HEADER_BYTES, RunFiles
+from openmm_tensornet.common.interrupts import Entry, deliver, delivered
+from openmm_tensornet.md.runfiles import DCD_HEADER_BYTES, RunFiles
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 
@@ -89,7 +89,7 @@ import copy, sys
 import openmm
 from openmm.app import PDBFile, Simulation
 import openmm_tensornet
-from openmm_tensornet.system import tensornet_forces
+from openmm_tensornet import tensornet_forces
 
 model, file, folder = sys.argv[1:]
 pdb = PDBFile(file)
@@ -199,7 +199,7 @@ def test_an_error_without_a_text_is_no_signal():
 RUN = """
 import os, signal, sys, threading, time
 from pathlib import Path
-import openmm_tensornet.system
+import openmm_tensornet.forces.system
 from openmm.app import Simulation
 from openmm_tensornet import cli
 
@@ -224,10 +224,10 @@ def after_rows(count, number):
         time.sleep(0.001)
     os.kill(os.getpid(), number)
 
-create, minimize = openmm_tensornet.system.create_system, Simulation.minimizeEnergy
-openmm_tensornet.system.create_system = during(create, signal.SIGTERM)
+create, minimize = openmm_tensornet.forces.system.create_system, Simulation.minimizeEnergy
+openmm_tensornet.forces.system.create_system = during(create, signal.SIGTERM)
 simulate("stopped")
-openmm_tensornet.system.create_system = create
+openmm_tensornet.forces.system.create_system = create
 Simulation.minimizeEnergy = during(minimize, signal.SIGTERM)
 simulate("stopped")
 Simulation.minimizeEnergy = minimize

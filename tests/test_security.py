@@ -14,16 +14,17 @@ import openmm
 import pytest
 import torch
 from openmm import app
+from openmm_tensornet.export.exported.specification import Specification, key_of, with_texts
 
-from openmm_tensornet import files, runfiles, signature
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.export import export_potential, load_exported, read_metadata
-from openmm_tensornet.files import open_own, replace_file
-from openmm_tensornet.force import TensorNetForce
-from openmm_tensornet.model import ACTIVATIONS, TensorNet, TensorNetConfig
-from openmm_tensornet.priors import ZBL, Atomref
-from openmm_tensornet.simulation import simulate
-from openmm_tensornet.specification import Specification, key_of, with_texts
+from openmm_tensornet.common import files
+from openmm_tensornet.common.files import open_own, replace_file
+from openmm_tensornet.export.exported import export_potential, load_exported, read_metadata
+from openmm_tensornet.forces.torchforce import TensorNetForce
+from openmm_tensornet.md import runfiles, signature
+from openmm_tensornet.md.simulation import simulate
+from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.models.priors import ZBL, Atomref
+from openmm_tensornet.models.tensornet import ACTIVATIONS, TensorNet, TensorNetConfig
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])  # nm
 

@@ -18,9 +18,10 @@ import pytest
 from conftest import DATA
 from openmm import app, unit
 
-from openmm_tensornet import program, runfiles, simulation
-from openmm_tensornet.simulation import CSV_COLUMNS, SimulationError, simulate
-from openmm_tensornet.system import create_system
+from openmm_tensornet.forces.system import create_system
+from openmm_tensornet.md import runfiles, simulation
+from openmm_tensornet.md.simulation import CSV_COLUMNS, SimulationError, simulate
+from openmm_tensornet.static import program
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
 PLATFORMS = ["Reference", "CPU"]
@@ -47,8 +48,8 @@ def alanine():
 @pytest.fixture(scope="module")
 def model(model_path, tmp_path_factory):
     """An exported file for alanine dipeptide, which is made once and read fast."""
-    from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.export import export_potential
+    from openmm_tensornet.export.exported import export_potential
+    from openmm_tensornet.models.checkpoint import load_model
 
     path = tmp_path_factory.mktemp("model") / "alanine.pt"
     numbers = [atom.element.atomic_number for atom in app.PDBFile(str(EXAMPLE)).topology.atoms()]
@@ -149,7 +150,7 @@ def test_example_structure_is_alanine_dipeptide(alanine):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_energy_and_forces_are_those_of_the_force(alanine, model, platform):
-    from openmm_tensornet.system import force_class
+    from openmm_tensornet.forces.system import force_class
 
     system = create_system(alanine.topology, model)
     bare = openmm.System()
@@ -278,7 +279,7 @@ def test_barostat_scales_molecules_as_a_whole(water, tear):
 @pytest.fixture
 def seen(monkeypatch):
     """What the force's class is called with; in its place stands a force that does nothing."""
-    from openmm_tensornet import system
+    from openmm_tensornet.forces import system
 
     calls = {}
 
@@ -562,7 +563,7 @@ def test_progress_bar_on_a_terminal(alanine, tmp_path, monkeypatch, capsys):
 
 def test_reports_do_not_read_the_module(alanine, model, tmp_path, monkeypatch):
     """OpenMM hands out forces without their module, and to read it takes longer than the steps between reports."""
-    from openmm_tensornet.force import TensorNetForce
+    from openmm_tensornet.forces.torchforce import TensorNetForce
 
     read = []
     adopt = TensorNetForce._adopt
@@ -776,7 +777,7 @@ def test_resuming_with_another_system(alanine, tmp_path):
 def test_resuming_with_another_model(alanine, tmp_path, model, model_path):
     import torch
 
-    from openmm_tensornet.checkpoint import load_model
+    from openmm_tensornet.models.checkpoint import load_model
 
     options = dict(minimize=False, equilibration_time=0, time=0.005, platform="CPU")
     run(alanine, tmp_path, system=create_system(alanine.topology, model), **options)
@@ -1037,8 +1038,8 @@ def test_more_pairs_than_the_list_has_room_for(water, tmp_path, monkeypatch, mod
     """Waters that are drawn together; the run says what was full."""
     import torch
 
-    from openmm_tensornet.checkpoint import load_model
-    from openmm_tensornet.neighbors import find_pairs
+    from openmm_tensornet.models.checkpoint import load_model
+    from openmm_tensornet.neighbors.lists import find_pairs
 
     monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     monkeypatch.setattr(simulation, "RUNAWAY", 1e9)

@@ -18,8 +18,8 @@ with warnings.catch_warnings():  # of the packages that it imports
     states = pytest.importorskip("openmmtools.states", reason="openmmtools is not installed")
     from openmmtools import cache
 
-from openmm_tensornet.states import CompoundState, ScaleParameterState
-from openmm_tensornet.system import force_class
+from openmm_tensornet.forces.openmmtools import CompoundState, ScaleParameterState
+from openmm_tensornet.forces.system import force_class
 
 WATER = np.array([[0.0, 0.0, 0.0], [0.096, 0.0, 0.0], [-0.024, 0.093, 0.0]])
 

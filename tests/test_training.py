@@ -13,9 +13,9 @@ pytest.importorskip("tblite", reason="tblite, of the extra train, is not install
 from training import batches, fit, gfn2, heldout, physics, report, sampling
 
 from openmm_tensornet import load_model
-from openmm_tensornet.checkpoint import save_model
-from openmm_tensornet.model import TensorNet, TensorNetConfig
-from openmm_tensornet.neighbors import find_pairs
+from openmm_tensornet.models.checkpoint import save_model
+from openmm_tensornet.models.tensornet import TensorNet, TensorNetConfig
+from openmm_tensornet.neighbors.lists import find_pairs
 
 ROUNDING = 3e-5  # float32, relative
 
@@ -177,7 +177,7 @@ def test_relaxing():
 
 def test_phi_and_psi_are_those_of_the_analysis():
     mdtraj = pytest.importorskip("mdtraj")
-    from openmm_tensornet.analysis import compute_phi_psi
+    from openmm_tensornet.md.analysis import compute_phi_psi
 
     frames = shaken(5)
     topology = mdtraj.Topology.from_openmm(sampling.PDB.topology)

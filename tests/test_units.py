@@ -3,8 +3,8 @@
 import pytest
 from openmm import unit
 
-from openmm_tensornet import units
-from openmm_tensornet.units import ModelUnits
+from openmm_tensornet.common import units
+from openmm_tensornet.common.units import ModelUnits
 
 # OpenMM 8 keeps the constants of CODATA 2018 with ten or more digits; its Avogadro constant is the exact one.
 OPENMM_DIGITS = 1e-9

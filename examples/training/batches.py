@@ -2,7 +2,7 @@
 
 The numbers are those of the reference model (a test compares energies, forces and gradients of the weights); only the
 order of the arithmetic differs. Tensors are components first, (9, F, B, n) for B geometries of n atoms and F channels, in the
-orthonormal basis of :mod:`openmm_tensornet.tensors`; functions of the distance are evaluated once for each pair within
+orthonormal basis of :mod:`openmm_tensornet.models.tensors`; functions of the distance are evaluated once for each pair within
 the cutoff, and sums over neighbours are products of n×n matrices.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from openmm_tensornet import tensors
-from openmm_tensornet.blocks import part_scales, symmetric_components
-from openmm_tensornet.model import TensorNet
-from openmm_tensornet.neighbors import all_pairs
+from openmm_tensornet.models import tensors
+from openmm_tensornet.models.tensornet import TensorNet
+from openmm_tensornet.neighbors.lists import all_pairs
+from openmm_tensornet.static.aggregation import part_scales, symmetric_components
 
 
 class _Contiguous(torch.autograd.Function):

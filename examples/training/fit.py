@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from openmm_tensornet.checkpoint import load_model, save_model
-from openmm_tensornet.files import replace_file
-from openmm_tensornet.model import TensorNet, TensorNetConfig
+from openmm_tensornet.common.files import replace_file
+from openmm_tensornet.models.checkpoint import load_model, save_model
+from openmm_tensornet.models.tensornet import TensorNet, TensorNetConfig
 
 from .batches import MoleculeBatch
 from .gfn2 import KCAL, read_arrays

@@ -13,8 +13,8 @@ import numpy as np
 from openmm import unit
 from tblite.interface import Calculator, Result
 
-from openmm_tensornet.files import replace_file
-from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM, ModelUnits
+from openmm_tensornet.common.files import replace_file
+from openmm_tensornet.common.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM, ModelUnits
 
 _ATOMIC = ModelUnits.from_openmm(unit.bohr, unit.hartree)
 BOHR = _ATOMIC.nm_per_length / NM_PER_ANGSTROM  # Å

@@ -18,11 +18,11 @@ from scipy.optimize import minimize
 from tqdm import tqdm
 
 from openmm_tensornet import create_system
-from openmm_tensornet.analysis import BASINS, compute_basins
-from openmm_tensornet.atoms import Atoms
-from openmm_tensornet.checkpoint import load_model
-from openmm_tensornet.testing import reference_energy_and_forces
-from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
+from openmm_tensornet.common.atoms import Atoms
+from openmm_tensornet.common.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
+from openmm_tensornet.md.analysis import BASINS, compute_basins
+from openmm_tensornet.models.accuracy import reference_energy_and_forces
+from openmm_tensornet.models.checkpoint import load_model
 
 from .gfn2 import GFN2, read_arrays, write_arrays
 from .heldout import Trajectory, extend

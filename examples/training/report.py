@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from openmm_tensornet import create_system, simulate
-from openmm_tensornet.analysis import compute_broken_bonds, read_trajectory
-from openmm_tensornet.checkpoint import load_model, save_model
-from openmm_tensornet.files import replace_file
-from openmm_tensornet.model import TensorNet
-from openmm_tensornet.registry import MODELS
+from openmm_tensornet.common.files import replace_file
+from openmm_tensornet.md.analysis import compute_broken_bonds, read_trajectory
+from openmm_tensornet.models.checkpoint import load_model, save_model
+from openmm_tensornet.models.registry import MODELS
+from openmm_tensornet.models.tensornet import TensorNet
 
 from . import heldout, physics
 from .batches import MoleculeBatch

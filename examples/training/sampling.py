@@ -12,7 +12,7 @@ import openmm
 from openmm import LangevinMiddleIntegrator, unit
 from openmm.app import ForceField, HBonds, PDBFile
 
-from openmm_tensornet.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
+from openmm_tensornet.common.units import KJ_PER_MOL_PER_EV, NM_PER_ANGSTROM
 
 from .gfn2 import GFN2, LABELS
 

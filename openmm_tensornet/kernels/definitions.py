@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import tensors
-from ..charges import SMALLEST_SHARE
-from ..coulomb import coulomb_interaction, coulomb_slope
-from ..neighbors import all_pairs, minimum_image
+from ..models import tensors
+from ..models.coulomb import coulomb_interaction, coulomb_slope
+from ..models.tensornet2 import SMALLEST_SHARE
+from ..neighbors.lists import all_pairs, minimum_image
 from .intervals import place
 
 EPSILON = 1e-5  # of LayerNorm
@@ -141,7 +141,7 @@ def charge_message(
     """M_i = Σ_j c(d_ij) σ(L₂σ(L₁σ(f(d_ij) + receiver_i + sender_j))) ⊙ Y_j over pairs i<j in both directions, and i itself; (9, A, F).
 
     Functions f and then c from the table, shape (K+2, 4, F+1), and for an atom itself `own`, (F+1,); `terms` of receivers and then
-    of senders, (A, 2F). Weights are packed as :func:`openmm_tensornet.kernels.cpu_matmul.pack` does it. The operator gives three more
+    of senders, (A, 2F). Weights are packed as :func:`openmm_tensornet.kernels.cpu.matmul.pack` does it. The operator gives three more
     results, for the backward pass alone.
     """
     atoms, (receiver, sender) = len(terms), terms.chunk(2, dim=1)
@@ -237,7 +237,7 @@ def coulomb(
 ) -> Tensor:
     """Σ_j c(d_ij) Σ_k weights_k q_ik q_jk, (A,), of charges (A, K), over pairs i<j in both directions.
 
-    c is :func:`openmm_tensornet.coulomb.coulomb_interaction` of the distance times `per_nm`, with no cutoff if it is zero.
+    c is :func:`openmm_tensornet.models.coulomb.coulomb_interaction` of the distance times `per_nm`, with no cutoff if it is zero.
     """
     i, j = pairs
     c = coulomb_interaction(distance * per_nm, cutoff or None) * (i != j)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from .cpu_matmul import pack
-from .cpu_program import FIELDS, Kernel
+from .cpu.matmul import pack
+from .cpu.program import FIELDS, Kernel
 from .operators import DTYPES, NAMESPACE
 
 _ATEN = torch.ops.aten
@@ -56,7 +56,7 @@ def lower(program: fx.GraphModule) -> fx.GraphModule:
     Parameters
     ----------
     program : GraphModule
-        From :func:`openmm_tensornet.flatten.flatten`.
+        From :func:`openmm_tensornet.graph.record.flatten`.
     """
     return _Lowering(program).result()
 

@@ -1,11 +1,11 @@
 """Fused operators of the static potential, registered with PyTorch as `openmm_tensornet::…`.
 
 Each is one kernel where the portable program has ten library operators. :mod:`.definitions` says in plain PyTorch what each
-computes; kernels are in :mod:`.cpu` (Numba) and :mod:`.cuda` (Triton); some operators are for GPUs alone. Exported programs that
+computes; kernels are in the folders ``cpu`` (Numba) and ``cuda`` (Triton); some operators are for GPUs alone. Exported programs that
 contain them need this module to be imported before they are loaded.
 
 Shapes: P pairs, A atoms, F channels, K intervals. Tensors of the network are (9, A, F), components in the orthonormal
-basis of :mod:`openmm_tensornet.tensors`. Operators named `…_backward` take the gradient of the result first and give
+basis of :mod:`openmm_tensornet.models.tensors`. Operators named `…_backward` take the gradient of the result first and give
 the gradients of what depends on positions.
 """
 
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..graphsafety import declare_launches
-from ..interrupts import deliver
+from ..common.interrupts import deliver
+from ..graph.capture import declare_launches
 from . import definitions
 
 NAMESPACE = "openmm_tensornet"
@@ -43,7 +43,7 @@ _KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
 
 def _on_cpu(name: str, args: list, results: tuple[Tensor, ...]) -> None:
     """Run a kernel as a sequence of one, so that nothing is compiled but what runs sequences."""
-    program = import_module(".cpu_program", __package__)
+    program = import_module(".cpu.program", __package__)
     if name not in program.Kernel.__members__:  # one for GPUs alone
         values = getattr(definitions, name)(*args)
         for result, value in zip(results, values if isinstance(values, tuple) else (values,), strict=True):
@@ -98,7 +98,7 @@ def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches
         return results[0] if single else results
 
     def inside(*args) -> int:
-        steps = import_module(".cuda_steps", __package__)
+        steps = import_module(".cuda.steps", __package__)
         return steps.count_launches(lambda: compute("CUDA", args, allocate(*args)))
 
     _LIBRARY.define(schema)
@@ -256,7 +256,7 @@ def _layout(layout: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], list[tupl
 
 @cache
 def _execute() -> Callable:
-    return import_module(".cpu_program", __package__).execute
+    return import_module(".cpu.program", __package__).execute
 
 
 def _scratch(size: int) -> Tensor:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import openmm_tensornet
-from openmm_tensornet import system
+from openmm_tensornet.forces import system
 
 ZOO = Path(__file__).parent
 CLASSES = {backend: system.force_class(backend) for backend in system.BACKENDS}

@@ -1,0 +1,1 @@
+"""Programs as data: what a force, its XML and an exported file hold, and TorchScript."""

@@ -1,0 +1,1 @@
+"""OpenMM: forces, Systems with them, and adapters to openmm-ml and openmmtools."""

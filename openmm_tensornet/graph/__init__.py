@@ -1,0 +1,1 @@
+"""What a program does, operator by operator: recorded to a flat graph, and proved to fit a CUDA graph."""

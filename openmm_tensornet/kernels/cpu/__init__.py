@@ -1,0 +1,1 @@
+"""Kernels in Numba, and the interpreter that runs a sequence of them."""

@@ -1,0 +1,434 @@
+"""Pairs of atoms.
+
+:func:`find_pairs` is the readable reference that the model's own tests and training use. The static potential has graph-safe
+lists of its own, compared with this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..common.module import Module
+
+# Atoms in a nm³ of a dense liquid (water has 100), and the room left for fluctuations.
+DENSE_LIQUID = 110.0
+MARGIN = 1.25
+
+
+class Pairs(NamedTuple):
+    """Directed pairs.
+
+    Attributes
+    ----------
+    edge_index : Tensor of int64, shape (2, E)
+        Atoms i and j, i≠j, both directions.
+    shift : Tensor, shape (E, 3)
+        Lattice vector to add to x_i − x_j; zero without a box.
+    """
+
+    edge_index: Tensor
+    shift: Tensor
+
+
+def check_box(box: Tensor, cutoff: float, name: str = "box", unit: str = "") -> None:
+    """Refuse boxes for which the nearest image is not enough.
+
+    Parameters
+    ----------
+    box : Tensor, shape (3, 3)
+        Rows a, b, c in OpenMM's reduced form: a along x, b in the xy plane, |b_x| ≤ a_x/2, |c_x| ≤ a_x/2, |c_y| ≤ b_y/2.
+    cutoff : float
+        In the unit of `box`.
+
+    Raises
+    ------
+    ValueError
+        If the box has another shape, is not finite, not reduced, or below twice the cutoff in a direction.
+    """
+    if tuple(box.shape) != (3, 3):
+        raise ValueError(f"{name}: expected three box vectors, shape (3, 3), received shape {tuple(box.shape)}")
+    if not bool(torch.isfinite(box).all()):
+        raise ValueError(f"{name}: expected finite box vectors, received {box.tolist()}")
+    b = box.double()
+    edges = b.diagonal()
+    slack = 1e-6 * float(edges.abs().max())
+    reduced = (
+        bool((b.triu(1) == 0).all())
+        and bool((edges > 0).all())
+        and abs(float(b[1, 0])) <= float(edges[0]) / 2 + slack
+        and abs(float(b[2, 0])) <= float(edges[0]) / 2 + slack
+        and abs(float(b[2, 1])) <= float(edges[1]) / 2 + slack
+    )
+    if not reduced:
+        raise ValueError(
+            f"{name}: expected box vectors in OpenMM's reduced form (a along x, b in the xy plane, off-diagonal elements "
+            f"at most half the diagonal one), received {b.tolist()}; "
+            "openmm.app.internal.unitcell.reducePeriodicBoxVectors brings them there"
+        )
+    least = float(edges.min())
+    if least < 2 * cutoff:
+        raise ValueError(
+            f"{name}: expected a width of at least twice the cutoff, {2 * cutoff:.6g}{unit}, received {least:.6g}{unit}; "
+            "use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"
+        )
+
+
+def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor | None = None) -> Pairs:
+    """All directed pairs of one molecule with d < cutoff, by comparing every atom with every other.
+
+    Parameters
+    ----------
+    positions : Tensor, shape (N, 3)
+        Need not be wrapped.
+    molecules : Tensor of int64, shape (N,)
+    cutoff : float
+        In the unit of `positions`.
+    box : Tensor, shape (3, 3), optional
+        Periodic box vectors in rows; see :func:`check_box`.
+    """
+    same = (molecules[:, None] == molecules[None, :]).fill_diagonal_(False)
+    x = positions.detach()
+    if box is None:
+        distance = torch.linalg.vector_norm(x[:, None] - x[None, :], dim=-1)
+        index = torch.nonzero(same & (distance < cutoff)).T
+        return Pairs(index, positions.new_zeros(index.shape[1], 3))
+    box = box.to(positions)
+    check_box(box, cutoff)
+    inverse = torch.linalg.inv(box)
+    fraction = x @ inverse
+    wrap = -torch.floor(fraction) @ box
+    x, fraction = x + wrap, fraction - torch.floor(fraction)
+    reach = cutoff * torch.linalg.vector_norm(inverse, dim=0)  # as fractions of the box
+    found_pairs, shift = [], []
+    for image in torch.cartesian_prod(*[torch.arange(-1, 2)] * 3):
+        # Only atoms near opposite faces can meet through an image.
+        i = torch.nonzero(((image != 1) | (fraction < reach)).all(1) & ((image != -1) | (fraction > 1 - reach)).all(1))
+        j = torch.nonzero(((image != -1) | (fraction < reach)).all(1) & ((image != 1) | (fraction > 1 - reach)).all(1))
+        i, j = i.squeeze(1), j.squeeze(1)
+        lattice = image.to(positions) @ box
+        distance = torch.linalg.vector_norm(x[i][:, None] - x[j][None, :] + lattice, dim=-1)
+        found = torch.nonzero(same[i][:, j] & (distance < cutoff)).T
+        found = torch.stack((i[found[0]], j[found[1]]))
+        found_pairs.append(found)
+        shift.append(lattice + wrap[found[0]] - wrap[found[1]])
+    return Pairs(torch.cat(found_pairs, dim=1), torch.cat(shift))
+
+
+def all_pairs(molecules: Tensor) -> Tensor:
+    """All pairs i<j of atoms of one molecule, shape (2, P)."""
+    order = torch.argsort(molecules, stable=True)
+    sizes = torch.bincount(molecules)
+    found = [torch.combinations(members) for members in order.split(sizes.tolist())]
+    return torch.sort(torch.cat(found), dim=1).values.T.contiguous()
+
+
+def minimum_image(vector: Tensor, box: Tensor) -> Tensor:
+    """Nearest image of vectors, shape (P, 3), in a reduced box, shape (3, 3); right for what is nearer than half its width.
+
+    The order c, b, a matters: each vector of a reduced box only has components up to its own.
+    """
+    inverse = box.diagonal().reciprocal()
+    for k in (2, 1, 0):
+        turns = (vector[:, k] * inverse[k]).round()
+        vector = torch.addcmul(vector, turns.unsqueeze(-1), box[k], value=-1)
+    return vector
+
+
+class AllPairs(Module):
+    """All pairs i<j of each molecule, known beforehand.
+
+    Like every list of the static potential, it takes positions, shape (N, 3), and the box or None, and gives the pairs, int64 of shape
+    (2, P), their vectors x_i − x_j, shape (P, 3), and a 0-d bool that says whether pairs were left out (or None where
+    that cannot happen). Shapes do not depend on values and nothing is copied to the host.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float):
+        super().__init__()
+        self.periodic = periodic
+        index = all_pairs(molecules)
+        self.empty = index.shape[1] == 0
+        self.register_buffer("index", torch.zeros(2, 1, dtype=torch.long) if self.empty else index)
+        self.register_buffer("ends", self.index.flatten())
+        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
+
+    def vectors(self, positions: Tensor, box: Tensor | None) -> Tensor:
+        """Vectors of the pairs of `index`."""
+        if self.empty:  # single atoms: one pair that is beyond the cutoff stands for none
+            return self.far.to(positions.dtype)
+        ends = positions.index_select(0, self.ends).view(2, -1, 3)
+        vector = ends[0] - ends[1]
+        if self.periodic:
+            assert box is not None
+            vector = minimum_image(vector, box)
+        return vector
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.index, self.vectors(positions, box), None
+
+
+class SelectedPairs(AllPairs):
+    """The pairs of :class:`AllPairs` closer than the cutoff, in a list of fixed length.
+
+    Unused places name atom 0 twice, at twice the cutoff.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__(molecules, periodic, cutoff)
+        self.capacity, self.cutoff = capacity, cutoff
+        count = self.index.shape[1]
+        self.register_buffer("candidates", torch.cat((self.index, torch.zeros(2, 1, dtype=torch.long)), dim=1))
+        self.register_buffer("unused", torch.full((capacity + 1,), count))
+        self.register_buffer("numbers", torch.arange(count))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        vector = self.vectors(positions, box)
+        near = (vector * vector).sum(1) < self.cutoff**2
+        chosen, overflow = compact(near, self.numbers, self.unused)
+        vector = torch.cat((vector, self.far.to(vector.dtype))).index_select(0, chosen)
+        return self.candidates.index_select(1, chosen), vector, overflow
+
+
+class CellPairs(Module):
+    """The pairs closer than the cutoff, found in cells as wide as the cutoff; the interface of :class:`AllPairs`.
+
+    Cells repeat periodically, with or without a box: atoms that are far apart may share one, which costs a comparison, never
+    a pair. Each atom is compared with its own cell and half of the 26 around it. A cell that overflows, or a box so
+    small that a cell is narrower than the cutoff, counts as pairs left out.
+
+    Parameters
+    ----------
+    molecules : Tensor of int64, shape (N,)
+    periodic : bool
+    cutoff : float
+        nm.
+    capacity : int
+        Pairs of the list.
+    grid : Grid
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int, grid: Grid):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity, self.room = periodic, cutoff, capacity, grid.room
+        self.several = bool((molecules != molecules[0]).any())
+        cells = grid.cells[0] * grid.cells[1] * grid.cells[2]
+        offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * 3)
+        buffers = {
+            "molecules": molecules,
+            "cells": torch.tensor(grid.cells),
+            "strides": torch.tensor([grid.cells[1] * grid.cells[2], grid.cells[2], 1]),
+            "offsets": offsets[13:].unsqueeze(0),  # the cell itself, then one of each opposite pair
+            "no_atom": torch.full((cells * grid.room + 1,), len(molecules)),
+            "order": torch.arange(len(molecules)),
+            "candidates": torch.arange(len(molecules) * 14 * grid.room),
+            "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.room),
+            "unit": torch.eye(3, dtype=torch.float64),
+            "far": torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64),
+            "nobody": torch.full((1, 3), torch.nan),
+            "zero": torch.zeros(1, dtype=torch.long),
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        count, room = positions.shape[0], self.room
+        if self.periodic:
+            assert box is not None
+            inverse = torch.linalg.solve_triangular(box, self.unit.to(box.dtype), upper=False)
+            place = torch.mm(positions, inverse)
+            place = (place - place.floor()) * self.cells
+            narrow = (torch.linalg.vector_norm(inverse, dim=0) * self.cells * self.cutoff).amax() > 1
+        else:
+            place = positions * (1 / self.cutoff)
+            narrow = None
+        cell = place.floor().long().remainder(self.cells)
+        number = (cell * self.strides).sum(1)
+        sorted_number, order = number.sort(stable=True)
+        rank = self.order - torch.searchsorted(sorted_number, sorted_number)
+        overflow = rank.amax() >= room
+        slot = torch.where(rank < room, sorted_number * room + rank, self.no_atom.shape[0] - 1)
+        members = self.no_atom.scatter(0, slot, order)[:-1].view(-1, room)
+
+        around = ((cell.unsqueeze(1) + self.offsets).remainder(self.cells) * self.strides).sum(2)
+        other = members.index_select(0, around.flatten()).view(count, 14, room)
+        # Compared in float32 with some slack; what is beyond the cutoff after all gets zero from every function.
+        x = positions.float()
+        if self.periodic:
+            x = x - torch.mm((place / self.cells).floor().float(), box.float())  # type: ignore[union-attr]
+        vector = (
+            torch.cat((x, self.nobody)).index_select(0, other.flatten()).view(count, 14, room, 3) - x[:, None, None]
+        )
+        if self.periodic:
+            vector = minimum_image(vector.view(-1, 3), box.float()).view(count, 14, room, 3)  # type: ignore[union-attr]
+        near = (vector * vector).sum(3) < (1.0005 * self.cutoff) ** 2
+        twice = other[:, 0] > self.order.unsqueeze(1)  # in its own cell an atom takes those after it
+        near = torch.cat((near[:, :1] & twice.unsqueeze(1), near[:, 1:]), dim=1)
+        if self.several:
+            theirs = torch.cat((self.molecules, self.zero)).index_select(0, other.flatten()).view(count, 14, room)
+            near = near & (theirs == self.molecules[:, None, None])
+
+        chosen, missed = compact(near.flatten(), self.candidates, self.unused)
+        used = chosen < self.candidates.shape[0]
+        i = torch.where(used, chosen // (14 * room), 0)
+        j = torch.where(used, torch.cat((other.flatten(), self.zero)).index_select(0, chosen), 0)
+        exact = positions.index_select(0, i) - positions.index_select(0, j)
+        if self.periodic:
+            exact = minimum_image(exact, box)  # type: ignore[arg-type]
+        exact = torch.where(used.unsqueeze(1), exact, self.far.to(exact.dtype))
+        overflow = overflow | missed
+        return torch.stack((i, j)), exact, overflow if narrow is None else overflow | narrow
+
+
+_LIBRARY = torch.library.Library("openmm_tensornet", "FRAGMENT")
+_LIBRARY.define("nnpops_pairs(Tensor positions, float cutoff, int capacity, Tensor? box) -> (Tensor, Tensor, Tensor)")
+
+
+def import_nnpops() -> Callable:
+    """NNPOps' function, which lists the pairs within a cutoff. That the package is found does not mean that it can be imported."""
+    return importlib.import_module("NNPOps.neighbors").getNeighborPairs
+
+
+def _nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs, vectors and the count found, from NNPOps; an operator of our own, since its own cannot be traced everywhere.
+
+    The results have room for `capacity` pairs, as NNPOps' have on a GPU. On a CPU it gives as many columns as there are pairs, and
+    raises where the box is below twice the cutoff; here all are listed as lost then, so that energy and forces become NaN.
+    """
+    pairs, vector = (
+        positions.new_full((2, capacity), -1, dtype=torch.int32),
+        positions.new_full((capacity, 3), torch.nan),
+    )
+    if positions.device.type == "cpu" and box is not None and bool(box.diagonal().amin() < 2 * cutoff):
+        return pairs, vector, pairs.new_full((1,), capacity + 1)
+    neighbors, deltas, _, found = import_nnpops()(positions.contiguous(), cutoff, capacity, box, False)
+    columns = min(capacity, neighbors.shape[1])
+    pairs[:, :columns], vector[:columns] = neighbors[:, :columns], deltas[:columns]
+    return pairs, vector, found
+
+
+def _fake_nnpops_pairs(positions: Tensor, cutoff: float, capacity: int, box: Tensor | None):
+    pairs, found = (positions.new_empty(shape, dtype=torch.int32) for shape in ((2, capacity), (1,)))
+    return pairs, positions.new_empty((capacity, 3)), found
+
+
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("nnpops_pairs", _nnpops_pairs, _device)
+torch.library.register_fake("openmm_tensornet::nnpops_pairs", _fake_nnpops_pairs, lib=_LIBRARY)
+
+
+class NNPOpsPairs(Module):
+    """The pairs closer than the cutoff, found by NNPOps; the interface of :class:`AllPairs`.
+
+    NNPOps knows nothing of molecules: pairs across them take up room, and are marked as unused afterwards. Its order of pairs
+    differs from run to run on a GPU.
+    """
+
+    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__()
+        self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
+        self.several = bool((molecules != molecules[0]).any())
+        self.register_buffer("molecules", molecules)
+        self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
+
+    def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        neighbors, vector, found = torch.ops.openmm_tensornet.nnpops_pairs(
+            positions, self.cutoff, self.capacity, box if self.periodic else None
+        )
+        unused = neighbors[0] < 0  # −1 and NaN
+        pairs = neighbors.long().clamp(min=0)
+        if self.several:
+            molecules = self.molecules.index_select(0, pairs.flatten()).view(2, -1)
+            unused = unused | (molecules[0] != molecules[1])
+        vector = torch.where(unused.unsqueeze(1), self.far.to(vector.dtype), vector)
+        return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
+
+
+class Grid(NamedTuple):
+    """Cells in each direction, and the room for atoms in each cell."""
+
+    cells: tuple[int, int, int]
+    room: int
+
+
+def choose_grid(
+    count: int, cutoff: float, box: Tensor | None, known: list[tuple[Tensor, Tensor, Tensor | None]]
+) -> Grid | None:
+    """Grid of cells for `count` atoms, or None where comparing all pairs is cheaper or the box too small.
+
+    Parameters
+    ----------
+    cutoff : float
+        nm.
+    box : Tensor or None
+        nm; may shrink by a few per cent during a run.
+    known : list of (positions, molecules, box or None)
+        Geometries that must fit.
+    """
+    room = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
+    if box is not None:
+        heights = 1 / torch.linalg.vector_norm(torch.linalg.inv(box), dim=0)
+        cells = [int(0.96 * float(h) / cutoff) for h in heights]
+        if min(cells) < 3:
+            return None
+    else:
+        extent = max([float(x.amax() - x.amin()) for x, _, _ in known] + [(count / DENSE_LIQUID) ** (1 / 3)])
+        cells = [min(max(3, math.ceil(extent / cutoff) + 1), 32)] * 3
+    if 28 * room > count:  # N²/2 comparisons against 14 cells an atom
+        return None
+    for x, _, lattice in known:
+        place = x / cutoff if lattice is None else (x @ torch.linalg.inv(lattice)) * torch.tensor(cells)
+        cell = place.floor().long().remainder(torch.tensor(cells))
+        room = max(room, math.ceil(1.5 * int(torch.unique(cell, dim=0, return_counts=True)[1].max())))
+    return Grid((cells[0], cells[1], cells[2]), room)
+
+
+def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
+    """Values where the mask is true, in a tensor of fixed length, in the place of a data-dependent shape.
+
+    Parameters
+    ----------
+    mask : Tensor of bool, shape (C,)
+    values : Tensor, shape (C,)
+    unused : Tensor, shape (P + 1,)
+        What stands in unused places.
+
+    Returns
+    -------
+    Tensor, shape (P,)
+    Tensor of bool, 0-d
+        Whether more than P were true.
+    """
+    capacity = unused.shape[0] - 1
+    place = mask.cumsum(0) - 1
+    overflow = place[-1] >= capacity
+    place = torch.where(mask, place, capacity).clamp(max=capacity)
+    return unused.scatter(0, place, values)[:-1], overflow
+
+
+def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
+    """Pairs that a list should hold, with a margin.
+
+    Parameters
+    ----------
+    sizes : Tensor, shape (M,)
+        Atoms of each molecule.
+    cutoff : float
+        nm.
+    known : list of (positions, molecules, box or None)
+        Geometries that must fit.
+    """
+    neighbors = DENSE_LIQUID * 4 / 3 * math.pi * cutoff**3
+    expected = float((sizes * torch.minimum(sizes - 1, torch.tensor(neighbors))).sum()) / 2
+    return math.ceil(MARGIN * max(expected, count_pairs(cutoff, known))) + 16
+
+
+def count_pairs(cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
+    """Pairs i<j closer than the cutoff in the geometry that has most of them; arguments as of :func:`pair_capacity`."""
+    return max(
+        (find_pairs(x, molecules, cutoff, box).edge_index.shape[1] // 2 for x, molecules, box in known), default=0
+    )

@@ -1,0 +1,1 @@
+"""A network made for fixed atoms: tables of its radial functions, lists of fixed size, one program without a synchronisation."""

@@ -1,0 +1,125 @@
+"""What programs for GPUs alone are made of, in the place of many small operators; behind the interfaces of the portable program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.module import Module
+from ..models.tensornet2 import TensorNet2
+from .fused import ChargeTables, FusedOperators
+
+_OPS = torch.ops.openmm_tensornet
+
+
+class _Perceptron(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, *affine) -> Tensor:
+        out, hidden = _OPS.perceptron(h, affine)
+        ctx.save_for_backward(hidden, *affine)
+        return out
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        hidden, *affine = ctx.saved_tensors
+        return _OPS.perceptron_backward(*gradients, hidden, affine), *(None for _ in affine)
+
+
+class _PairTerms(torch.autograd.Function):
+    """Also gives the distances back, so that what the message's use of them brings is added in one kernel."""
+
+    @staticmethod
+    def forward(ctx, distance, pairs, by_atom, table, cutoff, own, terms) -> tuple[Tensor, Tensor]:
+        z, h = _OPS.pair_terms(distance, pairs, by_atom, table, cutoff, own, terms)
+        ctx.save_for_backward(distance, pairs, by_atom, table, z)
+        ctx.rest = cutoff, len(terms)
+        return h, distance.view_as(distance)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        *saved, z = ctx.saved_tensors
+        cutoff, atoms = ctx.rest
+        g_distance, g_terms = _OPS.pair_terms_backward(*gradients, *saved, cutoff, z, atoms)
+        return g_distance, *(None,) * 5, g_terms
+
+
+class _DirectedMessage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, distance, pairs, by_atom, table, cutoff, own, z, y) -> Tensor:
+        ctx.save_for_backward(distance, pairs, by_atom, table, own, z, y)
+        ctx.cutoff = cutoff
+        return _OPS.directed_message(distance, pairs, by_atom, table, cutoff, own, z, y)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        *saved, own, z, y = ctx.saved_tensors
+        found = _OPS.directed_message_backward(*gradients, *saved, ctx.cutoff, own, z, y)
+        g_distance, g_z, g_y = found
+        return g_distance, *(None,) * 5, g_z, g_y
+
+
+class _Coulomb(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, distance, pairs, by_atom, q, weights, per_nm, cutoff) -> Tensor:
+        ctx.save_for_backward(distance, pairs, by_atom, q, weights)
+        ctx.rest = per_nm, cutoff
+        return _OPS.coulomb(distance, pairs, by_atom, q, weights, per_nm, cutoff)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        g_distance, g_q = _OPS.coulomb_backward(*gradients, *ctx.saved_tensors, *ctx.rest)
+        return g_distance, None, None, g_q, *(None,) * 3
+
+
+class GPUOperators(FusedOperators):
+    """Linear layers in one kernel, where there are two or three and SiLU between them."""
+
+    def perceptron(self, h: Tensor, linears: Any) -> Tensor:
+        if self.silu and len(linears) in (2, 3):
+            return _Perceptron.apply(h, *(tensor for linear in linears for tensor in linear))
+        return super().perceptron(h, linears)
+
+    def head(self, h: Tensor, linears: Any) -> Tensor:
+        if self.silu and len(linears) in (2, 3):
+            return self.perceptron(h, linears).squeeze(1)
+        return super().head(h, linears)
+
+
+class DirectedSums(ChargeTables):
+    """Sums of a TensorNet2 with SiLU, like :class:`~openmm_tensornet.static.network2.ChargePairSums`; arguments as of the base."""
+
+    def keep_weight(self, place: str, weight: Tensor) -> None:
+        self.register_buffer(f"weight{place}", weight.T.contiguous())
+
+    def message(self, weight: Any, y: Tensor) -> Tensor:
+        """As in ChargePairSums."""
+        (k, distance, pairs), terms = weight
+        table, own, weight1, bias1, weight2, bias2 = (
+            getattr(self, f"{name}_{k}") for name in ("table", "own", "weight1", "bias1", "weight2", "bias2")
+        )
+        with torch.no_grad():
+            by_atom = _OPS.by_atom(pairs, y.shape[1])
+        h, distance = _PairTerms.apply(distance, pairs, by_atom, table, self.cutoff, own, terms)
+        h = torch.nn.functional.silu(torch.addmm(bias1, h, weight1))
+        z = torch.addmm(bias2, h, weight2)
+        return _DirectedMessage.apply(distance, pairs, by_atom, table, self.cutoff, own, z, y)
+
+
+class FusedCoulomb(Module):
+    """Like :class:`~openmm_tensornet.static.network2.StaticCoulomb`, whose arguments it takes."""
+
+    def __init__(self, model: TensorNet2, shape: tuple[int, int], dtype: torch.dtype):
+        super().__init__()
+        self.atoms = shape[0] * shape[1]
+        self.cutoff = model.config.coulomb_cutoff or 0.0
+        self.per_nm = 1 / model.units.nm_per_length
+        weights = model.charge_weights.double()
+        self.register_buffer("weights", (0.5 * weights / weights.sum()).to(dtype))
+
+    def forward(self, charges: list[Tensor], distance: Tensor, pairs: Tensor) -> Tensor:
+        with torch.no_grad():
+            by_atom = _OPS.by_atom(pairs, self.atoms)
+        q = torch.cat(charges, dim=1)
+        return _Coulomb.apply(distance, pairs, by_atom, q, self.weights, self.per_nm, self.cutoff)

@@ -1,0 +1,306 @@
+"""A model specialised to fixed atoms, molecules and charges: positions in nm to energies and forces in OpenMM's units."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..common.atoms import Atoms
+from ..common.checks import one_of
+from ..common.module import Module
+from ..graph.record import flatten, select_outputs, share_buffers
+from ..kernels.operators import available
+from ..models.accuracy import SMALL_FORCE, TABULATION, Deviation, deviation, reference_energy_and_forces
+from ..models.tensornet import TensorNet
+from ..models.tensornet2 import TensorNet2
+from ..neighbors.lists import import_nnpops
+from .program import (
+    DirectRadial,
+    Room,
+    StaticProgram,
+    choose_rooms,
+    radial_functions,
+    radial_tables,
+)
+from .tables import RadialTable
+
+# What runs on a CPU, and what on a GPU. The fused kernels have not been measured on a GPU yet.
+KERNELS = {
+    "auto": ("fused", "portable"),
+    "portable": ("portable", "portable"),
+    "fused": ("fused", "fused"),
+    "nnpops": ("portable", "nnpops"),
+}
+FINDERS = {"portable": "torch", "fused": "fused", "nnpops": "nnpops"}  # of pairs
+DTYPES = {"single": torch.float32, "double": torch.float64}
+RANK = {"single": 1e-10, "double": 1e-12}  # see RadialTable
+TABLE_SIZES = (768, 1024, 2048, 4096, 8192)
+# Of the table's functions on a grid ten times finer, relative to each one's largest value: value, derivative.
+FUNCTION_ERROR = (1e-5, 1e-3)
+# Up to this many atoms a potential is checked against the reference model itself.
+REFERENCE_ATOMS = 48
+# Of the Coulomb interaction with periodic boundaries, where neither the user nor the model says otherwise.
+COULOMB_CUTOFF = 1.2  # nm
+
+
+class Plan(NamedTuple):
+    """What was chosen when a potential was made and checked, so that it can be made again without either.
+
+    Attributes
+    ----------
+    intervals : int or None
+        Of its tables; None without tables.
+    rooms, gpu_rooms : tuple of (Room, Room or None)
+        What the lists hold on a CPU and on a GPU: of the network, and of the Coulomb interaction, where there is one.
+    """
+
+    intervals: int | None
+    rooms: tuple[Room, Room | None]
+    gpu_rooms: tuple[Room, Room | None]
+
+
+class StaticPotential(Module):
+    """A flat, static-shape, synchronisation-free program for fixed atoms, without autograd.
+
+    Parameters
+    ----------
+    model : TensorNet
+    atoms : Atoms
+    periodic : bool
+        Whether :meth:`forward` takes box vectors.
+    precision : str
+        "single" (float32) or "double" (float64), the arithmetic of the network.
+    tabulate : bool
+        True evaluates radial functions from tables, refined until they are good enough (:meth:`_refine`); False
+        evaluates the functions themselves, which takes several times as long.
+    max_pairs : int, optional
+        Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
+        energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    kernels : str
+        Of the two programs, for CPUs and for GPUs, of which every potential has both, wherever it is made. "portable": PyTorch's own
+        operators. "fused": those of `openmm_tensornet.kernels`. "auto": fused on a CPU, portable on a GPU. "nnpops": portable, and on
+        a GPU NNPOps lists the pairs.
+    check : list of (positions, box or None, (energies, forces))
+        Geometries for the refinement, with what the reference model gives for them.
+    plan : Plan, optional
+        Of the same potential, made before: nothing is chosen then.
+
+    Attributes
+    ----------
+    cutoff : float
+        In nm.
+    capacity : int or None
+        Pairs that the list holds; None where all pairs are evaluated.
+    program, gpu_program : GraphModule
+        For CPUs and for GPUs; the same object where both are the same.
+    plan : Plan
+        What was chosen.
+    tabulation : dict or None
+        The tables' size and the errors reached; None where nothing was chosen.
+    """
+
+    def __init__(
+        self,
+        model: TensorNet,
+        atoms: Atoms,
+        *,
+        periodic: bool = False,
+        precision: str = "single",
+        tabulate: bool = True,
+        max_pairs: int | None = None,
+        kernels: str = "portable",
+        check: Sequence[tuple] = (),
+        plan: Plan | None = None,
+    ):
+        super().__init__()
+        one_of("kernels", kernels, KERNELS)
+        one_of("precision", precision, DTYPES)
+        on_cpu, on_gpu = KERNELS[kernels]
+        if "fused" in KERNELS[kernels] and not tabulate:
+            raise ValueError(
+                f"kernels: expected 'portable' with tabulate=False, received {kernels!r}; fused kernels need the tables"
+            )
+        for prior in model.priors:
+            if periodic and not prior.uses_box:
+                raise ValueError(
+                    f"periodic: expected False for a model with the prior {type(prior).__name__}, received True; TorchMD-Net "
+                    "ignores the box in it, so its energy would depend on how molecules are wrapped"
+                )
+        if periodic and not math.isfinite(model.cutoff):
+            raise ValueError(
+                "coulomb_cutoff: expected a cutoff of the Coulomb interaction with periodic boundaries, received None; "
+                "see choose_coulomb_cutoff"
+            )
+        reference = copy_double(model)
+        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, on_cpu == "fused"
+        self.tabulation: dict | None = None
+        tables: list[RadialTable] | None = None
+        if plan is None:
+            # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
+            gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
+            rooms = choose_rooms(model, atoms, gpu_rooms[0].capacity, check, FINDERS[on_cpu])
+            tables = self._refine(reference, rooms[0].capacity, check) if tabulate else None
+            plan = Plan(tables[0].intervals if tables else None, rooms, gpu_rooms)
+        self.plan, self.capacity = plan, plan.gpu_rooms[0].capacity
+        functions = radial_functions(reference, self.capacity is None)
+        if plan.intervals is None:
+            radial: list = [DirectRadial(group, DTYPES[precision]) for group in functions]
+        else:
+            # The very tables that were compared with the functions, where that was now.
+            tables = tables or radial_tables(reference, functions, plan.intervals, RANK[precision])
+            radial = [table.to(DTYPES[precision]) for table in tables]
+        given = reference, atoms, periodic, DTYPES[precision], radial
+        program = StaticProgram(*given, plan.rooms, self.fused)
+        self.cutoff = program.cutoff
+        example: tuple[Tensor, ...] = (torch.zeros(len(atoms.numbers), 3, dtype=torch.float64),)
+        if periodic:
+            example = (*example, torch.eye(3, dtype=torch.float64))
+        programs = [flatten(program, example)]
+        if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
+            gpu_program = StaticProgram(*given, plan.gpu_rooms, on_gpu == "fused", gpu=True)
+            programs.append(flatten(gpu_program, example, keep=True))
+            share_buffers(*programs)
+        self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
+        if len(programs) == 1:
+            self.gpu_program = self.program
+        self.charge_program = self.gpu_charge_program = None
+        if isinstance(model, TensorNet2):
+            self.charge_program, self.gpu_charge_program = (select_outputs(programs[k], 2) for k in (0, -1))
+
+    def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> list[RadialTable]:
+        """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
+        worst, errors = Deviation(0.0, 0.0), []
+        # In the portable program: fused kernels for float64 would have to be compiled for this alone.
+        rooms = choose_rooms(model, self.atoms, capacity, check)
+        functions = radial_functions(model, capacity is None)
+        for intervals in TABLE_SIZES:
+            tables = radial_tables(model, functions, intervals, RANK[self.precision])
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
+            found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
+            worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
+            if not worst.within(TABULATION[self.precision]):
+                continue
+            errors = [table.error(group) for table, group in zip(tables, functions, strict=True)]
+            value, derivative = max(e.value for e in errors), max(e.derivative for e in errors)
+            if value <= FUNCTION_ERROR[0] and derivative <= FUNCTION_ERROR[1]:
+                self.tabulation = {
+                    "intervals": intervals,
+                    "basis_functions": sum(len(table.modes) for table in tables),
+                    "largest_value_error": value,
+                    "largest_derivative_error": derivative,
+                    "energy_eV_per_atom": worst.energy,
+                    "relative_force": worst.force,
+                }
+                return tables
+        raise RuntimeError(
+            f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
+            f"{TABULATION[self.precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
+            "`export_torchscript(..., tabulate=False)` writes a file that evaluates the functions themselves"
+        )
+
+    def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Evaluate.
+
+        Parameters
+        ----------
+        positions : Tensor, shape (N, 3)
+            nm, float32 or float64.
+        box : Tensor, shape (3, 3)
+            Box vectors in rows, nm; only for a periodic potential.
+
+        Returns
+        -------
+        energies : Tensor of float64, shape (M,)
+            kJ/mol.
+        forces : Tensor of float64, shape (N, 3)
+            kJ/mol/nm, float64. Both are NaN if two atoms of a molecule coincide, or the box is below twice the cutoff.
+        """
+        program = self.gpu_program if positions.is_cuda else self.program
+        return program(positions, box) if self.periodic else program(positions)
+
+    def partial_charges(self, positions: Tensor, box: Tensor | None = None) -> Tensor:
+        """Partial charges, shape (N,), float64, of a model that has them; arguments as :meth:`forward`.
+
+        See :meth:`openmm_tensornet.TensorNet2.partial_charges`.
+        """
+        program = self.gpu_charge_program if positions.is_cuda else self.charge_program
+        assert program is not None
+        return program(positions, box) if self.periodic else program(positions)
+
+
+def choose_kernels(kernels: str) -> str:
+    """The kernels to take: "auto" is portable where numba is missing, "nnpops" where NNPOps is. GPUs play no part."""
+    one_of("kernels", kernels, KERNELS)
+    if kernels == "auto" and not available():
+        return "portable"
+    if kernels == "fused" and not available():
+        raise ImportError(
+            "kernels: 'fused' needs numba, which is not installed; run `pip install numba`, or pass kernels='portable'"
+        )
+    if kernels == "nnpops":
+        try:
+            import_nnpops()
+        except Exception as error:  # whatever is wrong with it
+            warnings.warn(
+                f"kernels: 'nnpops' needs NNPOps, which cannot be imported ({error}); going on with kernels='portable'",
+                stacklevel=5,
+            )
+            return "portable"
+    return kernels
+
+
+def copy_double(model: TensorNet) -> TensorNet:
+    """A frozen copy in float64, from which everything static is made."""
+    return copy.deepcopy(model).double().eval().requires_grad_(False)
+
+
+def expected_energies_and_forces(
+    model: TensorNet, atoms: Atoms, cases: dict[str, tuple[Tensor, Tensor | None]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a static potential is checked against: energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm, of each geometry.
+
+    The reference model's; above :data:`REFERENCE_ATOMS` it would need hundreds of MB or several GB, and the portable program takes its
+    place, in float64 with the finest table (whose functions agree with the model's to about 1e-10). The tests compare it
+    with the reference model at such sizes.
+    """
+    model = copy_double(model)
+    if len(atoms.numbers) <= REFERENCE_ATOMS:
+        return {name: reference_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
+    rooms = choose_rooms(model, atoms, None, [(*case, None) for case in cases.values()])
+    functions = radial_functions(model, rooms[0].capacity is None)
+    radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"])
+    periodic = any(box is not None for _, box in cases.values())
+    program = StaticProgram(model, atoms, periodic, torch.float64, radial, rooms)
+    return {name: program(*case)[:2] for name, case in cases.items()}
+
+
+def choose_coulomb_cutoff(model: TensorNet, periodic: bool, cutoff: float | None) -> TensorNet:
+    """The model with the cutoff of its Coulomb interaction that is to be used; `model` itself is not changed.
+
+    Parameters
+    ----------
+    model : TensorNet
+    periodic : bool
+    cutoff : float or None
+        nm. By default the model's own; where it has none, :data:`COULOMB_CUTOFF` with periodic boundaries and no cutoff in vacuum.
+    """
+    if not isinstance(model, TensorNet2) or not model.config.coulomb:
+        if cutoff is not None:
+            raise ValueError(
+                f"coulomb_cutoff: expected None for a model without a Coulomb interaction, received {cutoff:g} nm; leave it out"
+            )
+        return model
+    if cutoff is None:
+        if model.config.coulomb_cutoff is not None or not periodic:
+            return model
+        cutoff = COULOMB_CUTOFF
+    chosen = copy.copy(model)
+    chosen.config = dataclasses.replace(model.config, coulomb_cutoff=cutoff / model.units.nm_per_length)
+    return chosen
