@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from openmm_tensornet.export.exported.programs import potential
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from openmm_tensornet.export.programs import potential
 from openmm_tensornet.graph.capture import VIEWS
 from openmm_tensornet.models import tensors
 

@@ -23,10 +23,10 @@ import openmm
 import torch
 from openmm import unit
 from openmm.app import Element, PDBFile, Topology
-from openmm_tensornet.export.exported.specification import read_texts, with_texts
 from safetensors.torch import save_file
 
 from openmm_tensornet.export.exported import DESCRIPTION, export_potential, export_torchscript, read_metadata
+from openmm_tensornet.export.specification import read_texts, with_texts
 from openmm_tensornet.forces.system import create_system, force_class
 from openmm_tensornet.md import cli
 from openmm_tensornet.md.simulation import SimulationError, simulate

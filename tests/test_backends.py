@@ -22,7 +22,8 @@ from pretended_cuda import pretended
 
 from openmm_tensornet import export_potential, load_model
 from openmm_tensornet.common.atoms import Atoms
-from openmm_tensornet.export.exported import load_exported, programs
+from openmm_tensornet.export import programs
+from openmm_tensornet.export.exported import load_exported
 from openmm_tensornet.forces.system import force_class
 from openmm_tensornet.graph.capture import check_graph_safety
 from openmm_tensornet.models.accuracy import reference_energy_and_forces

@@ -118,7 +118,7 @@ def test_while_a_potential_is_made_and_checked(monkeypatch):
 
 FRESH = """
 import sys, openmm, torch
-from openmm_tensornet import programs
+from openmm_tensornet.export import programs
 
 found, prepared = [], programs._prepared
 

@@ -22,10 +22,9 @@ from openmm.app import Element, PDBFile, Topology
 
 pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
 
-from openmm_tensornet.export.exported.specification import read_texts, with_texts
-
 from openmm_tensornet.common.atoms import Atoms
 from openmm_tensornet.export.exported import export_potential, read_metadata
+from openmm_tensornet.export.specification import read_texts, with_texts
 from openmm_tensornet.forces.torchforce import TensorNetForce, check_versions, openmmtorch
 from openmm_tensornet.models.accuracy import TOLERANCES, reference_energy_and_forces
 from openmm_tensornet.models.checkpoint import load_model

@@ -201,7 +201,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import openmm_tensornet.forces.system
 from openmm.app import Simulation
-from openmm_tensornet import cli
+from openmm_tensornet.md import cli
 
 model, structure = sys.argv[1:]
 

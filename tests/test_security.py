@@ -14,11 +14,11 @@ import openmm
 import pytest
 import torch
 from openmm import app
-from openmm_tensornet.export.exported.specification import Specification, key_of, with_texts
 
 from openmm_tensornet.common import files
 from openmm_tensornet.common.files import open_own, replace_file
 from openmm_tensornet.export.exported import export_potential, load_exported, read_metadata
+from openmm_tensornet.export.specification import Specification, key_of, with_texts
 from openmm_tensornet.forces.torchforce import TensorNetForce
 from openmm_tensornet.md import runfiles, signature
 from openmm_tensornet.md.simulation import simulate
