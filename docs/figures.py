@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -47,6 +49,10 @@ STEPS = (
 )
 WIDTH, HEIGHT, GAP = 4.2, 0.62, 0.42
 
+PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
+# From what needs nothing to what needs everything.
+FOLDERS = ("common", "neighbors", "models", "graph", "kernels", "static", "export", "forces", "md")
+
 
 def data_flow() -> Figure:
     """From a checkpoint to a force, with the checks beside the arrows."""
@@ -69,10 +75,27 @@ def data_flow() -> Figure:
     return figure
 
 
+def folders() -> Figure:
+    """The package's folders, each above what it may import, with what its docstring says."""
+    row, width = 0.62, 8.3
+    figure = Figure(figsize=(width + 0.1, row * len(FOLDERS) + 0.1))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width + 0.1), ylim=(0, row * len(FOLDERS) + 0.1))
+    axes.axis("off")
+    for k, name in enumerate(FOLDERS):
+        bottom = 0.05 + k * row
+        text = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text(encoding="utf-8"))) or ""
+        axes.add_patch(Rectangle((0.05, bottom), width, row - 0.08, facecolor="#e8eef7", edgecolor="#35507a"))
+        axes.text(0.2, bottom + (row - 0.08) / 2, f"{name}/", va="center", weight="bold")
+        axes.text(1.5, bottom + (row - 0.08) / 2, textwrap.fill(text, 100), va="center", color="#333333")
+    return figure
+
+
 def main(folder: Path = Path(__file__).parent) -> None:
     """Write every figure as an SVG into a folder."""
     with matplotlib.rc_context(STYLE):
-        data_flow().savefig(folder / "data-flow.svg", metadata={"Date": None, "Creator": None})
+        for name, figure in (("data-flow", data_flow), ("folders", folders)):
+            figure().savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":
