@@ -31,7 +31,9 @@ from openmm_tensornet.models.accuracy import TOLERANCES, deviation, reference_en
 from openmm_tensornet.models.registry import find_model
 from openmm_tensornet.models.tensornet import ACTIVATIONS, TensorNet, TensorNetConfig
 from openmm_tensornet.models.tensornet2 import TensorNet2, TensorNet2Config
-from openmm_tensornet.neighbors.lists import CellPairs, Grid, SelectedPairs, find_pairs
+from openmm_tensornet.neighbors.lists import CellPairs, SelectedPairs
+from openmm_tensornet.neighbors.plan import Grid
+from openmm_tensornet.neighbors.reference import find_pairs
 from openmm_tensornet.static import potential
 from openmm_tensornet.static.fused import FusedPairs
 from openmm_tensornet.static.potential import choose_coulomb_cutoff, copy_double

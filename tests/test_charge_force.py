@@ -19,7 +19,7 @@ from openmm_tensornet.forces.torchforce import TensorNetForce
 from openmm_tensornet.md import cli
 from openmm_tensornet.models.checkpoint import load_model
 from openmm_tensornet.models.tensornet2 import TensorNet2, TensorNet2Config
-from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.neighbors.reference import find_pairs
 from openmm_tensornet.static import program
 from openmm_tensornet.static.potential import copy_double
 

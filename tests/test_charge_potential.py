@@ -11,7 +11,7 @@ from openmm_tensornet.common.atoms import Atoms
 from openmm_tensornet.graph.capture import check_graph_safety
 from openmm_tensornet.models.accuracy import TABULATION, packing, reference_energy_and_forces
 from openmm_tensornet.models.checkpoint import load_model
-from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.neighbors.reference import find_pairs
 from openmm_tensornet.static import program
 from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
 from openmm_tensornet.static.program import coulomb_cutoff_of

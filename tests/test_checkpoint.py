@@ -24,7 +24,7 @@ from openmm_tensornet.export.exported import model_hash
 from openmm_tensornet.models.checkpoint import save_model
 from openmm_tensornet.models.priors import D2, ZBL, Atomref
 from openmm_tensornet.models.registry import MODELS, KnownModel
-from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.neighbors.reference import find_pairs
 
 NAMES = sorted(path.stem for path in (DATA / "variants").glob("*.ckpt"))
 SCALAR = "model.representation_model.tensor_embedding.linears_scalar.1"

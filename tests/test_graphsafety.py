@@ -577,7 +577,7 @@ def test_static_potential(model_path):
             self.model = model
 
         def forward(self, x: Tensor) -> Tensor:
-            from openmm_tensornet.neighbors.lists import find_pairs
+            from openmm_tensornet.neighbors.reference import find_pairs
 
             z = torch.tensor([8, 1, 1], device=x.device)
             molecules = torch.zeros(3, dtype=torch.long, device=x.device)

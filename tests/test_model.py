@@ -15,7 +15,7 @@ from torch import nn
 from openmm_tensornet import TensorNet, TensorNetConfig, load_model
 from openmm_tensornet.models.priors import D2, ZBL, Atomref
 from openmm_tensornet.models.tensornet import ACTIVATIONS
-from openmm_tensornet.neighbors.lists import Pairs, find_pairs
+from openmm_tensornet.neighbors.reference import Pairs, find_pairs
 
 # Against the oracle in float64: eV an atom, eV/Å. ZBL's screening length is float32 in the oracle.
 ORACLE = (1e-9, 1e-8)

@@ -18,15 +18,9 @@ from openmm_tensornet.models.accuracy import (
     reference_energy_and_forces,
 )
 from openmm_tensornet.models.checkpoint import load_model
-from openmm_tensornet.neighbors.lists import (
-    AllPairs,
-    CellPairs,
-    Grid,
-    SelectedPairs,
-    check_box,
-    find_pairs,
-    minimum_image,
-)
+from openmm_tensornet.neighbors.lists import AllPairs, CellPairs, SelectedPairs
+from openmm_tensornet.neighbors.plan import Grid
+from openmm_tensornet.neighbors.reference import check_box, find_pairs, minimum_image
 from openmm_tensornet.static import program
 from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
 

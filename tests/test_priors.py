@@ -6,7 +6,7 @@ import torch
 
 from openmm_tensornet.models.priors import D2, ZBL, Atomref, Prior
 from openmm_tensornet.models.tensornet import TensorNet, TensorNetConfig
-from openmm_tensornet.neighbors.lists import Pairs, find_pairs
+from openmm_tensornet.neighbors.reference import Pairs, find_pairs
 
 # CODATA 2018
 ELEMENTARY_CHARGE = 1.602176634e-19  # C

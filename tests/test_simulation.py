@@ -1039,7 +1039,7 @@ def test_more_pairs_than_the_list_has_room_for(water, tmp_path, monkeypatch, mod
     import torch
 
     from openmm_tensornet.models.checkpoint import load_model
-    from openmm_tensornet.neighbors.lists import find_pairs
+    from openmm_tensornet.neighbors.reference import find_pairs
 
     monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     monkeypatch.setattr(simulation, "RUNAWAY", 1e9)

@@ -15,7 +15,7 @@ from training import batches, fit, gfn2, heldout, physics, report, sampling
 from openmm_tensornet import load_model
 from openmm_tensornet.models.checkpoint import save_model
 from openmm_tensornet.models.tensornet import TensorNet, TensorNetConfig
-from openmm_tensornet.neighbors.lists import find_pairs
+from openmm_tensornet.neighbors.reference import find_pairs
 
 ROUNDING = 3e-5  # float32, relative
 

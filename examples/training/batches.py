@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from openmm_tensornet.models import tensors
 from openmm_tensornet.models.tensornet import TensorNet
-from openmm_tensornet.neighbors.lists import all_pairs
+from openmm_tensornet.neighbors.reference import all_pairs
 from openmm_tensornet.static.aggregation import part_scales, symmetric_components
 
 

@@ -27,7 +27,7 @@ from ..common.interrupts import delivered
 from ..graph.capture import check_graph_safety
 from ..models.accuracy import TOLERANCES, Deviation, deviation, geometries, packing
 from ..models.tensornet import TensorNet
-from ..neighbors.lists import check_box
+from ..neighbors.reference import check_box
 from ..static.positions import check_positions
 from ..static.potential import (
     KERNELS,

@@ -23,7 +23,7 @@ from ..models.checkpoint import check_weights
 from ..models.priors import D2, ZBL, Atomref
 from ..models.tensornet import TensorNet, TensorNetConfig
 from ..models.tensornet2 import TensorNet2, TensorNet2Config
-from ..neighbors.lists import Grid
+from ..neighbors.plan import Grid
 from ..static.potential import DTYPES, FINDERS, KERNELS, TABLE_SIZES, Plan, StaticPotential
 from ..static.program import Room
 

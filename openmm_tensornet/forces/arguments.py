@@ -24,7 +24,7 @@ from ..export.exported import Exported, check_supported, compile_potential, load
 from ..models.checkpoint import load_model
 from ..models.registry import find_model
 from ..models.tensornet import TensorNet
-from ..neighbors.lists import check_box
+from ..neighbors.reference import check_box
 from ..static.positions import check_positions, warn_about_close_atoms, warn_about_lone_atoms
 from ..static.potential import DTYPES, KERNELS, choose_coulomb_cutoff, choose_kernels
 from ..static.program import coulomb_cutoff_of

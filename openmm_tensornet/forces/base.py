@@ -16,7 +16,7 @@ from ..common.checks import either_order, flag, integer
 from ..common.interrupts import delivered, translate
 from ..export.exported import Exported
 from ..models.tensornet import TensorNet
-from ..neighbors.lists import check_box, find_pairs
+from ..neighbors.reference import check_box, find_pairs
 from ..static.positions import ClosePair, check_positions, nearest_neighbors
 from .arguments import prepare
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..models import tensors
 from ..models.coulomb import coulomb_interaction, coulomb_slope
 from ..models.tensornet2 import SMALLEST_SHARE
-from ..neighbors.lists import all_pairs, minimum_image
+from ..neighbors.reference import all_pairs, minimum_image
 from .intervals import place
 
 EPSILON = 1e-5  # of LayerNorm

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common.units import KJ_PER_MOL_PER_EV
-from ..neighbors.lists import find_pairs, minimum_image
+from ..neighbors.reference import find_pairs, minimum_image
 
 if TYPE_CHECKING:
     from ..common.atoms import Atoms

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..common.module import Module
 from ..common.units import ModelUnits
-from ..neighbors.lists import Pairs
+from ..neighbors.reference import Pairs
 from . import tensors
 from .priors import Prior
 from .radial import RADIAL_BASES, cosine_cutoff

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..common.module import Module
 from ..common.units import ModelUnits
-from ..neighbors.lists import Pairs
+from ..neighbors.reference import Pairs
 from . import tensors
 from .coulomb import coulomb_interaction
 from .priors import Prior

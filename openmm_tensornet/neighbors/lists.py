@@ -15,129 +15,19 @@ import torch
 from torch import Tensor
 
 from ..common.module import Module
-
-# Atoms in a nm³ of a dense liquid (water has 100), and the room left for fluctuations.
-DENSE_LIQUID = 110.0
-MARGIN = 1.25
+from .reference import all_pairs, find_pairs, minimum_image
+from .plan import Grid
 
 
-class Pairs(NamedTuple):
-    """Directed pairs.
-
-    Attributes
-    ----------
-    edge_index : Tensor of int64, shape (2, E)
-        Atoms i and j, i≠j, both directions.
-    shift : Tensor, shape (E, 3)
-        Lattice vector to add to x_i − x_j; zero without a box.
-    """
-
-    edge_index: Tensor
-    shift: Tensor
 
 
-def check_box(box: Tensor, cutoff: float, name: str = "box", unit: str = "") -> None:
-    """Refuse boxes for which the nearest image is not enough.
-
-    Parameters
-    ----------
-    box : Tensor, shape (3, 3)
-        Rows a, b, c in OpenMM's reduced form: a along x, b in the xy plane, |b_x| ≤ a_x/2, |c_x| ≤ a_x/2, |c_y| ≤ b_y/2.
-    cutoff : float
-        In the unit of `box`.
-
-    Raises
-    ------
-    ValueError
-        If the box has another shape, is not finite, not reduced, or below twice the cutoff in a direction.
-    """
-    if tuple(box.shape) != (3, 3):
-        raise ValueError(f"{name}: expected three box vectors, shape (3, 3), received shape {tuple(box.shape)}")
-    if not bool(torch.isfinite(box).all()):
-        raise ValueError(f"{name}: expected finite box vectors, received {box.tolist()}")
-    b = box.double()
-    edges = b.diagonal()
-    slack = 1e-6 * float(edges.abs().max())
-    reduced = (
-        bool((b.triu(1) == 0).all())
-        and bool((edges > 0).all())
-        and abs(float(b[1, 0])) <= float(edges[0]) / 2 + slack
-        and abs(float(b[2, 0])) <= float(edges[0]) / 2 + slack
-        and abs(float(b[2, 1])) <= float(edges[1]) / 2 + slack
-    )
-    if not reduced:
-        raise ValueError(
-            f"{name}: expected box vectors in OpenMM's reduced form (a along x, b in the xy plane, off-diagonal elements "
-            f"at most half the diagonal one), received {b.tolist()}; "
-            "openmm.app.internal.unitcell.reducePeriodicBoxVectors brings them there"
-        )
-    least = float(edges.min())
-    if least < 2 * cutoff:
-        raise ValueError(
-            f"{name}: expected a width of at least twice the cutoff, {2 * cutoff:.6g}{unit}, received {least:.6g}{unit}; "
-            "use a larger box or a larger number of molecules in it, or none for a molecule in vacuum (periodic=False, --vacuum)"
-        )
 
 
-def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor | None = None) -> Pairs:
-    """All directed pairs of one molecule with d < cutoff, by comparing every atom with every other.
-
-    Parameters
-    ----------
-    positions : Tensor, shape (N, 3)
-        Need not be wrapped.
-    molecules : Tensor of int64, shape (N,)
-    cutoff : float
-        In the unit of `positions`.
-    box : Tensor, shape (3, 3), optional
-        Periodic box vectors in rows; see :func:`check_box`.
-    """
-    same = (molecules[:, None] == molecules[None, :]).fill_diagonal_(False)
-    x = positions.detach()
-    if box is None:
-        distance = torch.linalg.vector_norm(x[:, None] - x[None, :], dim=-1)
-        index = torch.nonzero(same & (distance < cutoff)).T
-        return Pairs(index, positions.new_zeros(index.shape[1], 3))
-    box = box.to(positions)
-    check_box(box, cutoff)
-    inverse = torch.linalg.inv(box)
-    fraction = x @ inverse
-    wrap = -torch.floor(fraction) @ box
-    x, fraction = x + wrap, fraction - torch.floor(fraction)
-    reach = cutoff * torch.linalg.vector_norm(inverse, dim=0)  # as fractions of the box
-    found_pairs, shift = [], []
-    for image in torch.cartesian_prod(*[torch.arange(-1, 2)] * 3):
-        # Only atoms near opposite faces can meet through an image.
-        i = torch.nonzero(((image != 1) | (fraction < reach)).all(1) & ((image != -1) | (fraction > 1 - reach)).all(1))
-        j = torch.nonzero(((image != -1) | (fraction < reach)).all(1) & ((image != 1) | (fraction > 1 - reach)).all(1))
-        i, j = i.squeeze(1), j.squeeze(1)
-        lattice = image.to(positions) @ box
-        distance = torch.linalg.vector_norm(x[i][:, None] - x[j][None, :] + lattice, dim=-1)
-        found = torch.nonzero(same[i][:, j] & (distance < cutoff)).T
-        found = torch.stack((i[found[0]], j[found[1]]))
-        found_pairs.append(found)
-        shift.append(lattice + wrap[found[0]] - wrap[found[1]])
-    return Pairs(torch.cat(found_pairs, dim=1), torch.cat(shift))
 
 
-def all_pairs(molecules: Tensor) -> Tensor:
-    """All pairs i<j of atoms of one molecule, shape (2, P)."""
-    order = torch.argsort(molecules, stable=True)
-    sizes = torch.bincount(molecules)
-    found = [torch.combinations(members) for members in order.split(sizes.tolist())]
-    return torch.sort(torch.cat(found), dim=1).values.T.contiguous()
 
 
-def minimum_image(vector: Tensor, box: Tensor) -> Tensor:
-    """Nearest image of vectors, shape (P, 3), in a reduced box, shape (3, 3); right for what is nearer than half its width.
 
-    The order c, b, a matters: each vector of a reduced box only has components up to its own.
-    """
-    inverse = box.diagonal().reciprocal()
-    for k in (2, 1, 0):
-        turns = (vector[:, k] * inverse[k]).round()
-        vector = torch.addcmul(vector, turns.unsqueeze(-1), box[k], value=-1)
-    return vector
 
 
 class AllPairs(Module):
@@ -348,43 +238,8 @@ class NNPOpsPairs(Module):
         return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
 
 
-class Grid(NamedTuple):
-    """Cells in each direction, and the room for atoms in each cell."""
-
-    cells: tuple[int, int, int]
-    room: int
 
 
-def choose_grid(
-    count: int, cutoff: float, box: Tensor | None, known: list[tuple[Tensor, Tensor, Tensor | None]]
-) -> Grid | None:
-    """Grid of cells for `count` atoms, or None where comparing all pairs is cheaper or the box too small.
-
-    Parameters
-    ----------
-    cutoff : float
-        nm.
-    box : Tensor or None
-        nm; may shrink by a few per cent during a run.
-    known : list of (positions, molecules, box or None)
-        Geometries that must fit.
-    """
-    room = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
-    if box is not None:
-        heights = 1 / torch.linalg.vector_norm(torch.linalg.inv(box), dim=0)
-        cells = [int(0.96 * float(h) / cutoff) for h in heights]
-        if min(cells) < 3:
-            return None
-    else:
-        extent = max([float(x.amax() - x.amin()) for x, _, _ in known] + [(count / DENSE_LIQUID) ** (1 / 3)])
-        cells = [min(max(3, math.ceil(extent / cutoff) + 1), 32)] * 3
-    if 28 * room > count:  # N²/2 comparisons against 14 cells an atom
-        return None
-    for x, _, lattice in known:
-        place = x / cutoff if lattice is None else (x @ torch.linalg.inv(lattice)) * torch.tensor(cells)
-        cell = place.floor().long().remainder(torch.tensor(cells))
-        room = max(room, math.ceil(1.5 * int(torch.unique(cell, dim=0, return_counts=True)[1].max())))
-    return Grid((cells[0], cells[1], cells[2]), room)
 
 
 def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,25 +265,5 @@ def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tenso
     return unused.scatter(0, place, values)[:-1], overflow
 
 
-def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
-    """Pairs that a list should hold, with a margin.
-
-    Parameters
-    ----------
-    sizes : Tensor, shape (M,)
-        Atoms of each molecule.
-    cutoff : float
-        nm.
-    known : list of (positions, molecules, box or None)
-        Geometries that must fit.
-    """
-    neighbors = DENSE_LIQUID * 4 / 3 * math.pi * cutoff**3
-    expected = float((sizes * torch.minimum(sizes - 1, torch.tensor(neighbors))).sum()) / 2
-    return math.ceil(MARGIN * max(expected, count_pairs(cutoff, known))) + 16
 
 
-def count_pairs(cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
-    """Pairs i<j closer than the cutoff in the geometry that has most of them; arguments as of :func:`pair_capacity`."""
-    return max(
-        (find_pairs(x, molecules, cutoff, box).edge_index.shape[1] // 2 for x, molecules, box in known), default=0
-    )

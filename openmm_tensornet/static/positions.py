@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common.atoms import Atoms
-from ..neighbors.lists import minimum_image
+from ..neighbors.reference import minimum_image
 from .tables import ORDINARY
 
 COMPARED = 1 << 20  # pairs of atoms at a time

@@ -18,16 +18,8 @@ from ..common.checks import integer
 from ..common.module import Module
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2, mean_charges
-from ..neighbors.lists import (
-    AllPairs,
-    CellPairs,
-    Grid,
-    NNPOpsPairs,
-    SelectedPairs,
-    choose_grid,
-    count_pairs,
-    pair_capacity,
-)
+from ..neighbors.lists import AllPairs, CellPairs, NNPOpsPairs, SelectedPairs
+from ..neighbors.plan import Grid, choose_grid, count_pairs, pair_capacity
 from .aggregation import DenseBlocks, PairSums, part_scales
 from .fused import FusedChargeSums, FusedOperators, FusedPairs, FusedSums
 from .fused_gpu import DirectedSums, FusedCoulomb, GPUOperators
