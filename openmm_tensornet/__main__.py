@@ -1,4 +1,4 @@
-"""``python -m openmm_tensornet``: the program of :mod:`.cli`."""
+"""``python -m openmm_tensornet``: the program of :mod:`.md.cli`."""
 
 import sys
 

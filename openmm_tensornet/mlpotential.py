@@ -18,7 +18,7 @@ from openmm import unit
 
 from .common.checks import flag
 from .common.units import positive_in
-from .export.exported import Exported
+from .export.compiled import Exported
 from .forces.arguments import has_box, open_model
 from .forces.base import PotentialForce
 from .forces.system import force_class

@@ -29,7 +29,8 @@ from openmm_tensornet.export.exported import DESCRIPTION, export_potential, expo
 from openmm_tensornet.export.specification import read_texts, with_texts
 from openmm_tensornet.forces.system import create_system, force_class
 from openmm_tensornet.md import cli
-from openmm_tensornet.md.simulation import SimulationError, simulate
+from openmm_tensornet.md.sentinels import SimulationError
+from openmm_tensornet.md.simulation import simulate
 from openmm_tensornet.models import registry
 from openmm_tensornet.models.checkpoint import load_model, save_model
 

@@ -40,7 +40,8 @@ import soak_runs
 import torch
 
 from openmm_tensornet.common.atoms import Atoms
-from openmm_tensornet.export.exported import export_potential, load_exported, model_hash
+from openmm_tensornet.export.compiled import model_hash
+from openmm_tensornet.export.exported import export_potential, load_exported
 from openmm_tensornet.export.specification import Specification, key_of, read_texts, with_texts
 from openmm_tensornet.models.accuracy import reference_energy_and_forces
 from openmm_tensornet.models.checkpoint import load_model

@@ -22,7 +22,8 @@ from openmm import unit
 
 from openmm_tensornet import load_model
 from openmm_tensornet.common.atoms import Atoms
-from openmm_tensornet.export.exported import compile_potential, save
+from openmm_tensornet.export.compiled import compile_potential
+from openmm_tensornet.export.exported import save
 from openmm_tensornet.forces.system import BACKENDS, force_class
 from openmm_tensornet.kernels.definitions import geometry
 from openmm_tensornet.kernels.intervals import distance_at

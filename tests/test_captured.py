@@ -5,7 +5,7 @@ import torch
 from conftest import CASES, CHARGE_VARIANTS, VARIANTS
 
 from openmm_tensornet.common.atoms import Atoms
-from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.graph.captured import CapturedModule
 from openmm_tensornet.models.accuracy import packing
 from openmm_tensornet.models.checkpoint import load_model

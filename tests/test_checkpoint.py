@@ -20,7 +20,7 @@ from conftest import DATA, VARIANTS, checkpoint_path
 from openmm import unit
 
 from openmm_tensornet import load_model
-from openmm_tensornet.export.exported import model_hash
+from openmm_tensornet.export.compiled import model_hash
 from openmm_tensornet.models.checkpoint import save_model
 from openmm_tensornet.models.priors import D2, ZBL, Atomref
 from openmm_tensornet.models.registry import MODELS, KnownModel

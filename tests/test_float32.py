@@ -11,7 +11,7 @@ from conftest import VARIANTS
 
 from openmm_tensornet.common.atoms import Atoms
 from openmm_tensornet.common.float32 import ieee_float32
-from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.forces.system import force_class
 from openmm_tensornet.models.checkpoint import load_model
 
@@ -110,7 +110,7 @@ def test_an_exception():
 def test_while_a_potential_is_made_and_checked(monkeypatch):
     found = []
     lowest_level()
-    monkeypatch.setattr("openmm_tensornet.export.exported._compare", lambda *_: found.append(precisions()) or {})
+    monkeypatch.setattr("openmm_tensornet.export.compiled._compare", lambda *_: found.append(precisions()) or {})
     compile_potential(load_model(VARIANTS["zero-layers"].checkpoint), Atoms.make([8, 1, 1]))
     assert are_off(found[0])
     assert precisions()[:3] == ("medium", "tf32", "bf16")

@@ -16,7 +16,7 @@ from openmm_tensornet import load_model
 from openmm_tensornet.common.atoms import Atoms
 from openmm_tensornet.common.interrupts import apart
 from openmm_tensornet.export import programs
-from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.graph.capture import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
 from openmm_tensornet.static.potential import StaticPotential
 

@@ -12,19 +12,22 @@ PACKAGE = Path(__file__).resolve().parent.parent / "openmm_tensornet"
 # openmm_tensornet itself, which imports nothing.
 FOLDERS = {
     "common": ("module", "jit", "interrupts", "float32", "checks", "atoms", "units", "files"),
-    "neighbors": ("lists",),
+    "neighbors": ("reference", "plan", "lists"),
     "models": ("tensors", "radial", "priors", "tensornet", "coulomb", "tensornet2", "registry", "checkpoint", "accuracy"),
     "graph": ("capture", "captured", "record"),
     "kernels": ("intervals", "definitions"),
-    "kernels.cpu": ("simd", "steps", "pairs", "matmul", "atoms", "charges", "program"),
+    "kernels.cpu": ("simd", "steps", "pairs", "matmul", "atoms", "sums", "charges", "program"),
     "kernels.cuda": ("steps", "atoms", "charges", "coulomb", "pairs", "perceptron", "sums"),
     "kernels ": ("operators", "lowering"),
     "static": (
         "tables", "aggregation", "network", "network2", "fused", "fused_gpu", "program", "potential", "positions",
     ),
-    "export": ("torchscript", "specification", "programs", "exported"),
+    "export": ("torchscript", "specification", "programs", "compiled", "exported"),
     "forces": ("arguments", "base", "torchforce", "pythonforce", "system", "openmmtools", "mixed"),
-    "md": ("signature", "runfiles", "simulation", "analysis", "structures", "validation", "cli"),
+    "md": (
+        "quantities", "signature", "runfiles", "sentinels", "reports", "simulation", "analysis", "structures", "validation", "description",
+        "cli",
+    ),
 }  # fmt: skip
 ORDER = (
     *(f"{folder.strip()}.{module}" for folder, modules in FOLDERS.items() for module in modules),

@@ -20,7 +20,8 @@ from openmm import app, unit
 openmmml = pytest.importorskip("openmmml", reason="openmm-ml is not installed")
 
 from openmm_tensornet import create_mixed_system, load_model  # noqa: E402
-from openmm_tensornet.export.exported import export_potential, model_hash  # noqa: E402
+from openmm_tensornet.export.compiled import model_hash  # noqa: E402
+from openmm_tensornet.export.exported import export_potential  # noqa: E402
 from openmm_tensornet.forces.system import force_class, tensornet_forces  # noqa: E402
 from openmm_tensornet.models.registry import MODELS, find_model  # noqa: E402
 

@@ -9,7 +9,7 @@ import torch
 
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
 from openmm_tensornet.common.atoms import Atoms
-from openmm_tensornet.export.exported import compile_potential
+from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.models.accuracy import TOLERANCES, deviation, packing, reference_energy_and_forces
 from openmm_tensornet.neighbors.lists import NNPOpsPairs, SelectedPairs
 from openmm_tensornet.neighbors.reference import find_pairs, minimum_image

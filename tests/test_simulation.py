@@ -20,7 +20,9 @@ from openmm import app, unit
 
 from openmm_tensornet.forces.system import create_system
 from openmm_tensornet.md import runfiles, simulation
-from openmm_tensornet.md.simulation import CSV_COLUMNS, SimulationError, simulate
+from openmm_tensornet.md.reports import CSV_COLUMNS
+from openmm_tensornet.md.sentinels import SimulationError
+from openmm_tensornet.md.simulation import simulate
 from openmm_tensornet.static import program
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"

@@ -20,7 +20,8 @@ from ..common.atoms import Atoms, check_particles, formal_charge, integers
 from ..common.checks import flag, integer, is_topology, one_of
 from ..common.files import file_kind
 from ..common.units import lengths_in_nm, positive_in
-from ..export.exported import Exported, check_supported, compile_potential, load_exported
+from ..export.compiled import Exported, check_supported, compile_potential
+from ..export.exported import load_exported
 from ..models.checkpoint import load_model
 from ..models.registry import find_model
 from ..models.tensornet import TensorNet

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..common.atoms import Atoms
 from ..common.checks import either_order, flag, integer
 from ..common.interrupts import delivered, translate
-from ..export.exported import Exported
+from ..export.compiled import Exported
 from ..models.tensornet import TensorNet
 from ..neighbors.reference import check_box, find_pairs
 from ..static.positions import ClosePair, check_positions, nearest_neighbors

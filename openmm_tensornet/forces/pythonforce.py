@@ -20,7 +20,8 @@ from torch import Tensor
 from ..common import jit
 from ..common.checks import either_order
 from ..common.interrupts import Entry
-from ..export.exported import Exported, parse_metadata
+from ..export.compiled import Exported
+from ..export.exported import parse_metadata
 from ..models.tensornet import TensorNet
 from .base import PotentialForce
 

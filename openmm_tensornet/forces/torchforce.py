@@ -13,7 +13,8 @@ import openmm
 import torch
 
 from ..common.jit import quiet
-from ..export.exported import Exported, parse_metadata
+from ..export.compiled import Exported
+from ..export.exported import parse_metadata
 from .base import PotentialForce
 
 # Builds of openmmtorch on PyPI, and the versions of torch and OpenMM that each was found to work with (from, below).

@@ -1,4 +1,4 @@
-"""Make of operators that follow each other in a flat graph one call that runs their kernels on a CPU (:mod:`.cpu_program`).
+"""Make of operators that follow each other in a flat graph one call that runs their kernels on a CPU (:mod:`.cpu.program`).
 
 Matrix products with constant weights become kernels too. What there is no kernel for stays as it is, between the calls.
 """

@@ -7,35 +7,21 @@ openmmtorch is missing. Exit status: 0 done, 1 a run that failed, 2 bad input, 1
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import string
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openmm_tensornet import __version__
-from openmm_tensornet.common.files import file_kind
 from openmm_tensornet.common.interrupts import terminable
 
 if TYPE_CHECKING:
     from openmm_tensornet.md.structures import Structure
+from .description import describe_model, lines
+from .quantities import add_quantity
 
-# Units that a value on the command line may have: what follows the number, and its name in openmm.unit.
-UNITS = {
-    "fs": "femtosecond",
-    "ps": "picosecond",
-    "ns": "nanosecond",
-    "us": "microsecond",
-    "nm": "nanometer",
-    "A": "angstrom",
-    "K": "kelvin",
-    "amu": "dalton",
-    "Da": "dalton",
-}
 # Up to here more threads gain nothing, and lose a factor of 50 where another program uses the same cores
 # (alanine dipeptide, AceFF-1.1, two cores: 10 ms a step with one thread, 11 with two, 450 on busy cores).
 ONE_THREAD_ATOMS = 100
@@ -258,36 +244,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_quantity(parser: argparse.ArgumentParser, flag: str, unit: str, default: float | None, what: str) -> None:
-    """Add an option that takes a number in `unit`, or a number with a unit of the same dimension."""
-    note = "" if default is None else f" (default: {default:g} {unit})"
-    parser.add_argument(
-        flag,
-        type=_quantity_in(unit),
-        default=default,
-        help=f"{what}, in {unit} unless the unit is given{note}",
-    )
-
-
-def _quantity_in(default_unit: str) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        from openmm import unit
-
-        number = text.strip().rstrip(string.ascii_letters + " ")
-        symbol = text.strip().removeprefix(number).strip()
-        try:
-            given = getattr(unit, UNITS[symbol or default_unit])
-            if not given.is_compatible(getattr(unit, UNITS[default_unit])):
-                raise ValueError
-            return float(number) * given
-        except (KeyError, ValueError):
-            raise argparse.ArgumentTypeError(
-                f"expected a number, with or without a unit, such as '2 {default_unit}', received '{text}'"
-            ) from None
-
-    return parse
-
-
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, received '{text}'")
@@ -414,7 +370,7 @@ def _check(options: argparse.Namespace) -> None:
     import torch
 
     from openmm_tensornet.common.atoms import Atoms
-    from openmm_tensornet.export.exported import check_supported
+    from openmm_tensornet.export.compiled import check_supported
     from openmm_tensornet.md.validation import check_model
     from openmm_tensornet.models.checkpoint import load_model
 
@@ -515,64 +471,4 @@ def _info(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(description, indent=2))
     else:
-        print("\n".join(_lines(description)))
-
-
-def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a model file is, as plain values.
-
-    Parameters
-    ----------
-    path : path
-        A TorchMD-Net checkpoint, an exported file, or the name of a known model.
-
-    Returns
-    -------
-    dict
-        ``file``, ``kind`` ("checkpoint", "exported" or "TorchScript"), ``bytes`` and ``sha256``, and the metadata of the
-        model or of the export; for a checkpoint also ``dtype``, ``parameters`` (their number) and
-        ``cutoff`` of the network in its unit of length.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it is neither, or cannot be honoured.
-    """
-    from openmm_tensornet.models.registry import find_model
-
-    path = find_model(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: expected a checkpoint or an exported file, received a directory")
-    description: dict[str, Any] = {
-        "file": str(path),
-        "kind": file_kind(path),
-        "bytes": path.stat().st_size,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-    }
-    if description["kind"] != "checkpoint":
-        from openmm_tensornet.export.exported import read_metadata
-
-        return description | read_metadata(path)
-    from openmm_tensornet.models.checkpoint import load_model
-
-    model = load_model(path)
-    parameters = list(model.parameters())
-    return description | {
-        "dtype": str(parameters[0].dtype).removeprefix("torch."),
-        "parameters": sum(p.numel() for p in parameters),
-        "cutoff": model.network_cutoff,
-        **model.metadata,
-    }
-
-
-def _lines(values: dict[str, Any], indent: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield f"{indent}{name}:"
-            yield from _lines(value, indent + "  ")
-        elif isinstance(value, (list, tuple)):
-            yield f"{indent}{name}: {', '.join(map(str, value)) or 'none'}"
-        else:
-            yield f"{indent}{name}: {'unknown' if value is None else value}"
+        print("\n".join(lines(description)))

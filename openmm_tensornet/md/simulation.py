@@ -6,8 +6,6 @@ the docstring names; a Quantity is converted before any arithmetic.
 
 from __future__ import annotations
 
-import copy
-import io
 import math
 import os
 import secrets
@@ -16,32 +14,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..common.checks import flag, integer, one_of
-from ..common.files import open_own, replace_file
+from ..common.files import open_own
 from ..common.interrupts import terminable
 from ..common.units import lengths_in_nm, number_in, positive_in
 from ..forces.system import atom_name, has_energy, tensornet_forces
-from .runfiles import BROKEN, Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
+from .runfiles import Checkpoint, RunFiles, describe_system, evaluate, find_checkpoint, refuse_existing_run
 
 if TYPE_CHECKING:
     import openmm
-    from numpy.typing import NDArray
     from openmm.app import Simulation, Topology
 
-    from ..forces.base import PotentialForce
+from .reports import CSV_COLUMNS, ProgressBar, csv_row, write_pdb
+from .sentinels import Bonds, Sentinels, SimulationError, last_checkpoint
 
-CSV_COLUMNS = (
-    "step",
-    "time_ps",
-    "potential_energy_kJ_per_mol",
-    "kinetic_energy_kJ_per_mol",
-    "total_energy_kJ_per_mol",
-    "temperature_K",
-)
 # A checkpoint costs a few ms, most of them waiting for the disk: not after every report of a fast run.
 CHECKPOINT_SECONDS = 1.0
 EQUILIBRATION_STAGES = 10
@@ -52,14 +41,6 @@ WARMUP_EVALUATIONS = 3
 # A period of the O-H vibration is 9 fs.
 LONGEST_TIMESTEP = 1.0  # fs
 HEAVY_HYDROGEN = 1.5  # dalton
-# A temperature that thermal fluctuations do not reach: see `Sentinels.highest_temperature`.
-RUNAWAY, IMPROBABILITY = 3.0, 50.0
-# What a start that is not at rest gives off: not a fault, and much only beside a thermostat of a few K.
-RELEASED = 300.0  # K
-
-
-class SimulationError(RuntimeError):
-    """A run that had to stop; the text says at which step and why."""
 
 
 @dataclass(frozen=True)
@@ -273,17 +254,17 @@ def simulate(
             phase = "equilibration, "
             _equilibrate(simulation, sentinels, temperature_K, equilibration_ps * 1000 / timestep_fs, seed, quiet)
             phase = ""
-            _write_pdb(files.start, simulation)
+            write_pdb(files.start, simulation)
         else:
             held.enter_context(files.sole_writer(checkpoint, resume, overwrite))
             checkpoint.restore(context, files, say)
         for _ in range(WARMUP_EVALUATIONS):
             evaluate(context)
         ns_per_day = _produce(simulation, files, settings, seed, checkpoint, num_reports, quiet, charges_of, sentinels)
-        _write_pdb(files.final, simulation)
+        write_pdb(files.final, simulation)
     except OpenMMException as error:
         where = f"{phase}step {context.getStepCount()}"
-        raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from error
+        raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{last_checkpoint(files)}") from error
     except KeyboardInterrupt:
         known = f"; resuming continues from {files.checkpoint}" if not phase and files.checkpoint.exists() else ""
         raise KeyboardInterrupt(f"interrupted{known or f': {phase}before the first checkpoint; start again'}") from None
@@ -322,7 +303,7 @@ def _produce(
         open_own(files.energies, mode, encoding="ascii", newline="\n") as energies,
         open_own(files.trajectory, f"{mode}b") as frames,
         ExitStack() as stack,
-        _ProgressBar(num_reports * interval, quiet, first * interval, "running") as bar,
+        ProgressBar(num_reports * interval, quiet, first * interval, "running") as bar,
     ):
         open_files: dict[str, Any] = {"energies": energies, "trajectory": frames}
         if charges_of is not None:
@@ -360,7 +341,7 @@ def _produce(
                 except (OpenMMException, SimulationError):
                     _find_step(simulation, last.image, report, interval, sentinels, files)
                     raise
-                row = _csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
+                row = csv_row(report * interval, state, sentinels.degrees_of_freedom, periodic)
                 energies.write(",".join(row) + "\n")
                 trajectory.writeModel(
                     state.getPositions(asNumpy=True), periodicBoxVectors=state.getPeriodicBoxVectors()
@@ -401,7 +382,7 @@ def _equilibrate(
         context.setVelocitiesToTemperature(temperature, seed)
     else:
         stage_steps = math.ceil(steps / EQUILIBRATION_STAGES)
-        with _ProgressBar(stage_steps * EQUILIBRATION_STAGES, quiet, name="equilibrating") as bar:
+        with ProgressBar(stage_steps * EQUILIBRATION_STAGES, quiet, name="equilibrating") as bar:
             for stage in range(1, EQUILIBRATION_STAGES + 1):
                 target = temperature * stage / EQUILIBRATION_STAGES
                 integrator.setTemperature(target)
@@ -429,194 +410,8 @@ def _find_step(
             simulation.step(1)
             state = evaluate(context)
         except OpenMMException as error:
-            raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{_last_checkpoint(files)}") from None
+            raise SimulationError(f"{where}: {error}{sentinels.cause(context)}{last_checkpoint(files)}") from None
         sentinels.check(context, state, where, files)
-
-
-@dataclass(frozen=True)
-class Sentinels:
-    """What stops a run.
-
-    Attributes
-    ----------
-    temperature : float
-        Of the thermostat, K.
-    degrees_of_freedom : int
-    bonds : Bonds or None
-        Bonds that must not break.
-    names : list of str
-        Of the particles, for people.
-    forces : list of PotentialForce
-        The TensorNet forces, found once: OpenMM has a module read anew for each view of a force.
-    """
-
-    temperature: float
-    degrees_of_freedom: int
-    bonds: Bonds | None
-    names: list[str]
-    forces: list[PotentialForce]
-
-    def check(
-        self,
-        context: openmm.Context,
-        state: openmm.State,
-        where: str,
-        files: RunFiles | None = None,
-        minimized: bool = True,
-    ) -> None:
-        """SimulationError with the cause, if the state of a context is one that must stop the run.
-
-        Before it is minimised a structure may have atoms that are close.
-        """
-        cause = self._found(state)
-        if cause is None and minimized:
-            cause = self._close_atoms(context)
-        if cause is not None:
-            raise SimulationError(f"{where}: {cause}{self.cause(context)}{_last_checkpoint(files)}")
-
-    def _found(self, state: openmm.State) -> str | None:
-        import numpy as np
-
-        # The Reference platform itself would go on with NaN.
-        energy = state.getPotentialEnergy()._value
-        positions = state.getPositions(asNumpy=True)._value
-        if not np.isfinite(positions).all():
-            return "positions are NaN or infinite (time step too long, or atoms too close)"
-        if not math.isfinite(energy):
-            value = "NaN" if math.isnan(energy) else "infinite"
-            return f"the potential energy is {value} (a geometry that the model cannot evaluate, or atoms too close)"
-        if not math.isfinite(state.getKineticEnergy()._value):
-            return "velocities are NaN or infinite (time step too long)"
-        found, highest = _temperature(state, self.degrees_of_freedom), self.highest_temperature
-        if found > highest:
-            return (
-                f"the temperature is {found:.0f} K, expected at most {highest:.0f} K with a thermostat of {self.temperature:g} K "
-                "(time step too long, a bad start, or a geometry that the model does not know)"
-            )
-        if self.bonds is not None:
-            return self.bonds.broken(positions, state.getPeriodicBoxVectors(asNumpy=True)._value)
-        return None
-
-    def _close_atoms(self, context: openmm.Context) -> str | None:
-        from ..static.tables import ORDINARY
-
-        for force in self.forces:
-            first, second, distance = force.closest_atoms(context)
-            if distance < ORDINARY:
-                return (
-                    f"{self.names[first]} and {self.names[second]} are {distance:.4f} nm apart, closer than the {ORDINARY} nm that any "
-                    "model was trained on (time step too long, a bad start, or a geometry that the model does not know)"
-                )
-        return None
-
-    def cause(self, context: openmm.Context) -> str:
-        """The time step, and what the TensorNet forces find at the positions of the context."""
-        timestep = context.getIntegrator().getStepSize()._value * 1000
-        found = (force.diagnose(context) for force in self.forces)
-        return f"; the time step is {timestep:g} fs" + "".join(f"; {cause}" for cause in found if cause is not None)
-
-    @property
-    def highest_temperature(self) -> float:
-        """K; what thermal fluctuations exceed with a probability below exp(−:data:`IMPROBABILITY`), and at least :data:`RUNAWAY` times the
-        thermostat's and :data:`RELEASED` above it.
-
-        B. Laurent, P. Massart, Ann. Stat. 28, 1302 (2000), lemma 1: χ² with k degrees of freedom is beyond k + 2√(kx) + 2x with a
-        probability of at most exp(−x).
-        """
-        x = IMPROBABILITY / self.degrees_of_freedom
-        return max(self.temperature * max(RUNAWAY, 1 + 2 * math.sqrt(x) + 2 * x), self.temperature + RELEASED)
-
-
-@dataclass(frozen=True)
-class Bonds:
-    """The bonds of a topology.
-
-    Attributes
-    ----------
-    labels : list of str
-    index : array of int, shape (2, B)
-    lengths : array, shape (B,)
-        At the start, nm.
-    periodic : bool
-    """
-
-    labels: list[str]
-    index: NDArray
-    lengths: NDArray
-    periodic: bool
-
-    @classmethod
-    def of(cls, topology: Topology, system: openmm.System, positions: NDArray) -> Bonds:
-        """The bonds as they are at `positions` (n, 3), nm."""
-        import numpy as np
-
-        pairs = list(topology.bonds())
-        labels = [f"{atom_name(first)} and {atom_name(second)}" for first, second in pairs]
-        index = np.array([[atom.index for atom in pair] for pair in pairs], dtype=int).reshape(-1, 2).T
-        if not pairs:
-            raise ValueError(
-                "stop_at_broken_bond: expected a topology with bonds, received one without; add bonds (CONECT records in a PDB "
-                "file) or leave it out"
-            )
-        periodic = system.usesPeriodicBoundaryConditions()
-        box = np.array([v._value for v in system.getDefaultPeriodicBoxVectors()])
-        return cls(labels, index, _lengths(positions, index, box if periodic else None), periodic)
-
-    def broken(self, positions: NDArray, box: NDArray) -> str | None:
-        """Which bond is longer than :data:`BROKEN` times its length at the start, the worst one."""
-        found = _lengths(positions, self.index, box if self.periodic else None)
-        worst = int((found / self.lengths).argmax())
-        if found[worst] <= BROKEN * self.lengths[worst]:
-            return None
-        return (
-            f"the bond between {self.labels[worst]} is broken: expected at most {BROKEN:g} times its first length, "
-            f"{self.lengths[worst]:.4f} nm, found {found[worst]:.4f} nm"
-        )
-
-
-def _lengths(positions: NDArray, index: NDArray, box: NDArray | None) -> NDArray:
-    """Distances of pairs of atoms, index of shape (2, P), to the nearest image in a reduced box; nm, shape (P,)."""
-    import numpy as np
-
-    vector = positions[index[0]] - positions[index[1]]
-    if box is not None:
-        for k in (2, 1, 0):
-            vector = vector - np.round(vector[:, k : k + 1] / box[k, k]) * box[k]
-    return np.linalg.norm(vector, axis=1)
-
-
-def _last_checkpoint(files: RunFiles | None) -> str:
-    if files is None or not files.checkpoint.exists():
-        return ""
-    return f"; the last good checkpoint is {files.checkpoint}"
-
-
-def _temperature(state: openmm.State, degrees_of_freedom: int) -> float:
-    """K."""
-    from openmm import unit
-
-    kinetic = state.getKineticEnergy().value_in_unit(unit.kilojoule_per_mole)
-    gas_constant = unit.MOLAR_GAS_CONSTANT_R.value_in_unit(unit.kilojoule_per_mole / unit.kelvin)
-    return 2 * kinetic / (degrees_of_freedom * gas_constant)
-
-
-def _csv_row(step: int, state: openmm.State, dof: int, periodic: bool) -> list[str]:
-    from openmm import unit
-
-    potential = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole)
-    kinetic = state.getKineticEnergy().value_in_unit(unit.kilojoule_per_mole)
-    temperature = _temperature(state, dof)
-    row = [
-        str(step),
-        f"{state.getTime().value_in_unit(unit.picosecond):.6f}",
-        f"{potential:.6f}",
-        f"{kinetic:.6f}",
-        f"{potential + kinetic:.6f}",
-        f"{temperature:.3f}",
-    ]
-    if periodic:
-        row.append(f"{state.getPeriodicBoxVolume().value_in_unit(unit.nanometer**3):.6f}")
-    return row
 
 
 def _degrees_of_freedom(system: openmm.System) -> int:
@@ -658,42 +453,3 @@ def _choose_platform(
         one_of("platform_properties", given, names)
     defaults = {"Precision": "mixed"} if "Precision" in names else {}
     return platform, {**defaults, **(properties or {})}
-
-
-class _ProgressBar:
-    """tqdm on stderr if it is installed and stderr is a terminal, else nothing."""
-
-    def __init__(self, total: int, quiet: bool, initial: int = 0, name: str = "") -> None:
-        self._bar: Any = None
-        if quiet:
-            return
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return
-        self._bar = tqdm(total=total, initial=initial, unit="step", desc=name, disable=None, dynamic_ncols=True)
-
-    def __enter__(self) -> _ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self, steps: int, text: str = "") -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(steps)
-
-
-def _write_pdb(path: Path, simulation: Simulation) -> None:
-    from openmm.app import PDBFile
-
-    periodic = simulation.system.usesPeriodicBoundaryConditions()
-    state = simulation.context.getState(positions=True, enforcePeriodicBox=periodic)
-    topology = copy.copy(simulation.topology)
-    if periodic:
-        topology.setPeriodicBoxVectors(state.getPeriodicBoxVectors())
-    text = io.StringIO()
-    PDBFile.writeFile(topology, state.getPositions(), text, keepIds=True)
-    replace_file(path, text.getvalue().encode())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..common.atoms import Atoms
 from ..common.units import KJ_PER_MOL_PER_EV
-from ..export.exported import Exported, compile_potential
+from ..export.compiled import Exported, compile_potential
 from ..models.accuracy import TABULATION, TOLERANCES
 from ..models.tensornet import TensorNet
 

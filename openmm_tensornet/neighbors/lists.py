@@ -1,33 +1,19 @@
-"""Pairs of atoms.
+"""Lists of pairs of fixed size, which a CUDA graph can hold.
 
-:func:`find_pairs` is the readable reference that the model's own tests and training use. The static potential has graph-safe
-lists of its own, compared with this one.
+The tests compare them with :func:`openmm_tensornet.neighbors.reference.find_pairs`.
 """
 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..common.module import Module
-from .reference import all_pairs, find_pairs, minimum_image
 from .plan import Grid
-
-
-
-
-
-
-
-
-
-
-
+from .reference import all_pairs, minimum_image
 
 
 class AllPairs(Module):
@@ -238,10 +224,6 @@ class NNPOpsPairs(Module):
         return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
 
 
-
-
-
-
 def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
     """Values where the mask is true, in a tensor of fixed length, in the place of a data-dependent shape.
 
@@ -263,7 +245,3 @@ def compact(mask: Tensor, values: Tensor, unused: Tensor) -> tuple[Tensor, Tenso
     overflow = place[-1] >= capacity
     place = torch.where(mask, place, capacity).clamp(max=capacity)
     return unused.scatter(0, place, values)[:-1], overflow
-
-
-
-

@@ -1,15 +1,14 @@
 """How much room a list of fixed size needs."""
 
 from __future__ import annotations
-import importlib
+
 import math
-from collections.abc import Callable
 from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from ..common.module import Module
-from .reference import all_pairs, find_pairs, minimum_image
 
+from .reference import find_pairs
 
 # Atoms in a nm³ of a dense liquid (water has 100), and the room left for fluctuations.
 DENSE_LIQUID = 110.0

@@ -1,13 +1,11 @@
 """Which atoms are near to each other, by comparing all with all: the readable reference that models, tests and training use."""
 
 from __future__ import annotations
-import importlib
-import math
-from collections.abc import Callable
+
 from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from ..common.module import Module
 
 
 class Pairs(NamedTuple):

@@ -19,7 +19,7 @@ from numba import carray, njit, types
 from ...common.files import others_can_write
 from ...models.tensornet2 import SMALLEST_SHARE
 from .. import definitions, intervals
-from . import atoms, charges, pairs
+from . import atoms, charges, pairs, sums
 from .charges import silu, silu_gradient
 from .matmul import linear
 from .simd import intrinsic, pointer
@@ -167,22 +167,22 @@ def _compiled(sources: int) -> Callable:
                     _two(c, 6, b, d),
                 )  # fmt: skip
             elif which == Kernel.embed:
-                atoms.embed(
+                sums.embed(
                     _one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _two(c, 5, b, r),
                     _two(c, 6, b, r), _three(c, 7, b, r), n[0], _three(c, 8, b, r),
                 )  # fmt: skip
             elif which == Kernel.embed_backward:
-                atoms.embed_backward(
+                sums.embed_backward(
                     _three(c, 0, b, r), _one(c, 1, b, r), _one(c, 2, b, r), _two(c, 3, b, r), _two(c, 4, b, i), _two(c, 5, b, r),
                     _two(c, 6, b, r), _three(c, 7, b, r), n[0], _one(c, 8, b, r), _two(c, 9, b, r),
                 )  # fmt: skip
             elif which == Kernel.interact:
-                atoms.interact(
+                sums.interact(
                     _one(c, 0, b, r), _two(c, 1, b, i), _one(c, 2, b, i), _two(c, 3, b, r), _three(c, 4, b, r), n[0],
                     _three(c, 5, b, r), _one(c, 6, b, r), n[1] != 0, _three(c, 7, b, r), _three(c, 8, b, r),
                 )  # fmt: skip
             elif which == Kernel.interact_backward:
-                atoms.interact_backward(
+                sums.interact_backward(
                     _three(c, 0, b, r), _one(c, 1, b, r), _two(c, 2, b, i), _one(c, 3, b, i), _two(c, 4, b, r), _three(c, 5, b, r),
                     n[0], _three(c, 6, b, r), _three(c, 7, b, r), _one(c, 8, b, r), n[1] != 0, _one(c, 9, b, r),
                     _three(c, 10, b, r),
@@ -232,9 +232,9 @@ def _compiled(sources: int) -> Callable:
             elif which == Kernel.head_backward:
                 atoms.head_backward(_one(c, 0, b, r), _two(c, 1, b, r), _two(c, 2, b, r), n[0] != 0, _two(c, 3, b, r))
             elif which == Kernel.block_message:
-                atoms.block_message(_four(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _three(c, 3, b, r))
+                sums.block_message(_four(c, 0, b, r), _two(c, 1, b, r), _three(c, 2, b, r), _three(c, 3, b, r))
             elif which == Kernel.block_message_backward:
-                atoms.block_message_backward(
+                sums.block_message_backward(
                     _three(c, 0, b, r), _four(c, 1, b, r), _two(c, 2, b, r), _three(c, 3, b, r), _four(c, 4, b, r), _two(c, 5, b, r),
                     _three(c, 6, b, r),
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Steps that the kernels of :mod:`.cpu` have in common, on vectors of channels (:mod:`.simd`).
+"""Steps that the kernels of this folder have in common, on vectors of channels (:mod:`.simd`).
 
 What concerns one atom alone is a tuple of nine components; matrices are tuples of nine too, row by row.
 """

@@ -1,4 +1,4 @@
-"""What concerns each atom by itself, on NVIDIA GPUs; see :mod:`.cuda`."""
+"""What concerns each atom by itself, on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
 
 from __future__ import annotations
 

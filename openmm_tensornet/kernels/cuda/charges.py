@@ -1,4 +1,4 @@
-"""What a TensorNet2 has beyond a TensorNet, on NVIDIA GPUs; see :mod:`.cuda`."""
+"""What a TensorNet2 has beyond a TensorNet, on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
 
 from __future__ import annotations
 

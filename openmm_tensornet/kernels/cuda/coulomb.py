@@ -1,4 +1,4 @@
-"""The Coulomb interaction of partial charges on NVIDIA GPUs; see :mod:`.cuda`."""
+"""The Coulomb interaction of partial charges on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
 
 from __future__ import annotations
 

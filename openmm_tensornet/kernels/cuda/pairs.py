@@ -1,4 +1,4 @@
-"""Lists of pairs and their geometry on NVIDIA GPUs; see :mod:`.cuda`."""
+"""Lists of pairs and their geometry on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
 
 from __future__ import annotations
 

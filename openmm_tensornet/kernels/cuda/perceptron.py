@@ -1,4 +1,4 @@
-"""Linear layers with the activation between them as one kernel on NVIDIA GPUs; see :mod:`.cuda`.
+"""Linear layers with the activation between them as one kernel on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`.
 
 A program takes some atoms through all layers. What lies between two of them is stored, since the backward pass needs it, and read
 again by the same program.

@@ -1,4 +1,4 @@
-"""Sizes and steps that the kernels of :mod:`.cuda` have in common.
+"""Sizes and steps that the kernels of this folder have in common.
 
 What concerns one atom and channel alone is a tuple of nine components; matrices are tuples of nine too, row by row.
 """

@@ -1,4 +1,4 @@
-"""Sums over neighbors on NVIDIA GPUs; see :mod:`.cuda`."""
+"""Sums over neighbors on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,322 @@
+"""A potential as the module of a force: made, checked against the reference model, and described."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import __version__
+from ..common import jit
+from ..common.atoms import Atoms
+from ..common.float32 import ieee_float32
+from ..common.interrupts import delivered
+from ..graph.capture import check_graph_safety
+from ..models.accuracy import TOLERANCES, Deviation, deviation, geometries, packing
+from ..models.tensornet import TensorNet
+from ..static.potential import (
+    KERNELS,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    expected_energies_and_forces,
+)
+from ..static.program import box_cutoff, coulomb_cutoff_of
+from .programs import (
+    PartialCharges,
+    PeriodicPartialCharges,
+    PeriodicPotential,
+    Potential,
+    cpu_program,
+    made,
+)
+from .specification import Specification, key_of
+from .torchscript import (
+    ByDevice,
+    Charges,
+    Cluster,
+    Periodic,
+    PeriodicByDevice,
+    PeriodicCharges,
+    Scaled,
+    ScaledPeriodic,
+    inlined,
+    scriptable,
+)
+
+FORMAT = "openmm-tensornet"
+
+
+FORMAT_VERSION = 2
+
+
+DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
+
+
+def model_hash(model: TensorNet) -> str:
+    """SHA-256 of a model's configuration, units and weights."""
+    digest = hashlib.sha256(json.dumps([asdict(model.config), asdict(model.units)], sort_keys=True).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checked module for TorchForce, what it says of itself, and the bytes of the specification where it was made or read."""
+
+    module: torch.jit.ScriptModule
+    metadata: dict
+    content: bytes = b""
+
+    def describe(self, **entries) -> Exported:
+        """The same module, which from now on also says `entries` of itself."""
+        metadata = self.metadata | entries
+        self.module.metadata = json.dumps(metadata)
+        return Exported(self.module, metadata, self.content)
+
+    def scaled(self) -> Exported:
+        """A module that takes one more argument, by which it multiplies energy and forces."""
+        wrapper = ScaledPeriodic if self.metadata["periodic"] else Scaled
+        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata, self.content)
+
+
+@torch.enable_grad()  # wherever the user is: the backward pass is recorded
+@ieee_float32
+@delivered()
+def compile_potential(
+    model: TensorNet,
+    atoms: Atoms,
+    *,
+    particles: list[int] | None = None,
+    periodic: bool = False,
+    precision: str = "single",
+    tabulate: bool = True,
+    max_pairs: int | None = None,
+    kernels: str = "portable",
+    positions: Tensor | None = None,
+    box: Tensor | None = None,
+    coulomb_cutoff: float | None = None,
+    self_contained: bool = False,
+) -> Exported:
+    """Make and check the module that TorchForce runs.
+
+    Parameters
+    ----------
+    model : TensorNet
+    atoms : Atoms
+    particles : list of int, optional
+        Index in the System of each atom; by default the System has these atoms alone.
+    periodic : bool
+    precision : str
+        "single" or "double".
+    tabulate : bool
+        False evaluates the radial functions themselves.
+    max_pairs, kernels
+        See :class:`~openmm_tensornet.static.potential.StaticPotential`.
+    positions, box : Tensor, optional
+        Of the atoms, in nm: geometries for the checks. Random packings otherwise.
+    coulomb_cutoff : float, optional
+        nm; see :func:`~openmm_tensornet.static.potential.choose_coulomb_cutoff`.
+    self_contained : bool
+        Whether the module holds its programs, rather than what they are made of.
+
+    Raises
+    ------
+    RuntimeError
+        If the scripted and frozen module disagrees with the reference model.
+    GraphSafetyError
+        If it could not be captured in a CUDA graph.
+    """
+    model = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
+    if periodic and box is None:
+        edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
+        box = torch.eye(3, dtype=torch.float64) * edge
+    cutoff = model.network_cutoff * model.units.nm_per_length
+    cases = geometries(atoms, cutoff, positions, box if periodic else None)
+    expected = expected_energies_and_forces(model, atoms, cases)
+    potential = StaticPotential(
+        model,
+        atoms,
+        periodic=periodic,
+        precision=precision,
+        tabulate=tabulate,
+        max_pairs=max_pairs,
+        kernels=kernels,
+        check=[(*cases[k], expected[k]) for k in cases],
+    )
+    # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
+    if (
+        potential.gpu_program is not potential.program
+        and KERNELS[kernels][1] == "portable"
+        and potential.capacity is None
+    ):
+        for name, case in cases.items():
+            _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
+    specification = Specification(model, atoms, periodic, precision, kernels, potential.plan)
+    content = specification.pack()
+    key = key_of(content)
+    module = (
+        _self_contained(specification, potential, particles)
+        if self_contained
+        else make_module(specification, content, particles)
+    )
+    with made(key, specification, potential):
+        found = check_graph_safety(module, *example_inputs(specification, particles))
+        assert found.fixed_results
+        metadata = {
+            **describe(specification),
+            "key": key,
+            "package_version": __version__,
+            "torch_version": torch.__version__,
+            "particles": particles,
+            "tabulation": potential.tabulation,
+            "launches": found.kernels,
+            "deviation": _compare(module, cases, expected, particles, precision),
+        }
+    return Exported(module, {}, b"" if self_contained else content).describe(**metadata)
+
+
+def example_inputs(specification: Specification, particles: list[int] | None) -> list[Tensor]:
+    """Positions of all particles, and a box where there is one; in single precision, as CUDA gives them unless told otherwise."""
+    atoms, cutoff = specification.atoms, box_cutoff(specification.model)
+    positions = packing(atoms, 1)
+    if particles is not None:
+        positions = positions.new_zeros(max(particles) + 1, 3).index_copy(0, torch.tensor(particles), positions)
+    edge = 3 * max(cutoff, float(positions.abs().max()))
+    return [positions.float(), torch.eye(3) * edge][: 1 + specification.periodic]
+
+
+def describe(specification: Specification) -> dict:
+    """What follows from a specification."""
+    model, atoms, plan = specification.model, specification.atoms, specification.plan
+    room, coulomb = plan.gpu_rooms[0], plan.rooms[1]
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "model": model.metadata,
+        "model_hash": model_hash(model),
+        "atomic_numbers": list(atoms.numbers),
+        "elements": sorted(set(atoms.numbers)),
+        "molecules": list(atoms.molecules),
+        "total_charge": list(atoms.charges),
+        "cutoff_nm": box_cutoff(model),
+        "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
+        "coulomb_cutoff_nm": coulomb_cutoff_of(model),
+        "periodic": specification.periodic,
+        "precision": specification.precision,
+        "max_pairs": room.capacity,
+        "pair_lists": None
+        if room.capacity is None
+        else dict(zip(DEVICES, (plan.rooms[0].finder, room.finder), strict=True)),
+        "max_coulomb_pairs": None if coulomb is None else coulomb.capacity,
+        "kernels": specification.kernels,
+        "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
+    }
+
+
+def make_module(specification: Specification, content: bytes, particles: list[int] | None) -> torch.jit.ScriptModule:
+    """What TorchForce calls: operators that find the programs of the specification."""
+    periodic, molecules = specification.periodic, len(specification.atoms.charges)
+    given = torch.from_numpy(np.frombuffer(content, np.uint8).copy()), key_of(content), molecules
+    program = (PeriodicPotential if periodic else Potential)(*given)
+    charges = None
+    if specification.has_charges:
+        charges = (PeriodicPartialCharges if periodic else PartialCharges)(*given)
+    return _wrapped(specification, program, charges, particles)
+
+
+def _self_contained(
+    specification: Specification, potential: StaticPotential, particles: list[int] | None
+) -> torch.jit.ScriptModule:
+    """The same with the programs for CPUs and GPUs themselves."""
+    on_cpu, on_gpu = cpu_program(specification, potential, scriptable), scriptable(potential.gpu_program)
+    program: nn.Module = (PeriodicByDevice if specification.periodic else ByDevice)(on_gpu, on_cpu)
+    charges = None if potential.charge_program is None else scriptable(potential.charge_program)
+    return _wrapped(specification, program, charges, particles)
+
+
+def _wrapped(
+    specification: Specification, program: nn.Module, charges: nn.Module | None, particles: list[int] | None
+) -> torch.jit.ScriptModule:
+    periodic, count = specification.periodic, len(specification.atoms.numbers)
+    index = None if particles is None else torch.tensor(particles)
+    if charges is not None:
+        charges = (PeriodicCharges if periodic else Charges)(charges, index, count)
+    return inlined((Periodic if periodic else Cluster)(program, charges, index, count))
+
+
+def _check(found, expected, name: str, precision: str) -> Deviation:
+    """How far energies and forces are from the reference; raises if that is too far."""
+    off = deviation(found, expected)
+    if not off.within(TOLERANCES[precision]):
+        raise RuntimeError(
+            f"the exported module disagrees with the reference model on geometry '{name}': energy off by "
+            f"{off.energy:.2e} eV an atom (at most {TOLERANCES[precision].energy:.0e}), forces by {off.force:.2e} of "
+            f"their norm (at most {TOLERANCES[precision].force:.0e}); try precision='double', and please report it"
+        )
+    return off
+
+
+def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
+    """Largest deviations of the frozen module from the reference; raises if they are too large."""
+    frozen = jit.freeze(module.eval())
+    worst = {"energy_eV_per_atom": 0.0, "relative_force": 0.0}
+    for _ in range(2):  # the profiling executor changes its plan after the first calls
+        for name, (x, box) in cases.items():
+            if particles is not None:
+                full = x.new_zeros(max(particles) + 1, 3)
+                full[particles] = x
+            else:
+                full = x
+            with torch.no_grad():
+                energy, forces = frozen(full) if box is None else frozen(full, box)
+            if particles is not None:
+                forces = forces[particles]
+            energies, own = expected[name]
+            found = _check((energy.reshape(1), forces), (energies.sum().reshape(1), own), name, precision)
+            worst["energy_eV_per_atom"] = max(worst["energy_eV_per_atom"], found.energy)
+            worst["relative_force"] = max(worst["relative_force"], found.force)
+    return worst
+
+
+def check_supported(
+    model: TensorNet, atoms: Atoms, labels: list[str] | None = None, *, any_molecule: bool = False
+) -> None:
+    """Refuse elements that the model does not know, and molecules that it was not made for.
+
+    Parameters
+    ----------
+    labels : list of str, optional
+        What to call each atom in the message.
+    any_molecule : bool
+        Take a model that was made for one molecule for others too.
+    """
+    for k, z in enumerate(atoms.numbers):
+        label = f"atom {k} (atomic number {z})" if labels is None else labels[k]
+        if z >= model.config.max_z:
+            raise ValueError(
+                f"{label}: expected an atomic number below the model's max_z, {model.config.max_z}, received {z}"
+            )
+        if model.elements is not None and z not in model.elements:
+            raise ValueError(
+                f"{label}: expected an element that the model was trained on (atomic numbers {', '.join(map(str, model.elements))}), "
+                f"received {z}; use another model for this molecule"
+            )
+    if "molecule" in model.about and not any_molecule:
+        _refuse_another_molecule(model.about["molecule"], atoms)
+
+
+def _refuse_another_molecule(meant: dict, atoms: Atoms) -> None:
+    for molecule in range(len(atoms.charges)):
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        if numbers != sorted(meant["atomic_numbers"]):
+            raise ValueError(
+                f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "
+                f"received another molecule ({len(numbers)} atoms), whose energies and forces would be wrong; use a general model, or "
+                "pass any_molecule=True (--any-molecule)"
+            )
