@@ -9,7 +9,7 @@ DEMO_TIME ?= 10 ps
 SOAK_ARGS ?=
 PUBLISHED := aceff-1.1 aceff-2.0
 # Some that use the weights, or stand-ins for them.
-ALONE_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,charges checkpoint model registry))
+ALONE_TESTS ?= tests/models
 # Those of the default extras; the CUDA ones ask for other versions of torch.
 CONSTRAINTS ?= $(if $(findstring cuda,$(EXTRAS)),,constraints.txt)
 # Files in the order of tests/conftest.py
@@ -24,7 +24,7 @@ STAMP := .venv/.stamp-$(subst $(comma),-,$(EXTRAS))
 MATRIX_OPENMM ?= 8.4 8.5 8.6
 MATRIX_TORCH ?= 2.10 2.12
 MATRIX := $(foreach openmm,$(MATRIX_OPENMM),$(MATRIX_TORCH:%=.venv-matrix/openmm-$(openmm)-torch-%))
-MATRIX_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,backends force imports mixed simulation states))
+MATRIX_TESTS ?= $(addprefix tests/,test_imports.py $(addprefix forces/test_,$(addsuffix .py,backends force mixed states)) md/test_simulation.py)
 PEERS := openmmml==1.8 torchmd-net==3.1.0
 PEERS_STAMP := .venv-peers/.stamp
 

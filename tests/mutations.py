@@ -19,23 +19,38 @@ ROOT = Path(__file__).resolve().parent.parent
 STEP = "(c[6] - c[1]) * HALF"  # a component of a product of tensors
 # Name: a file, what stands there once, what takes its place, and the tests that must notice.
 MUTATIONS = {
-    "fused kernel, CPU": ("kernels/cpu/steps.py", STEP, STEP.replace("-", "+"), "test_kernels.py -k definitions"),
-    "fused kernel, GPU": ("kernels/cuda/steps.py", STEP, STEP.replace("-", "+"), "test_triton.py -k interpreted"),
+    "fused kernel, CPU": (
+        "kernels/cpu/steps.py",
+        STEP,
+        STEP.replace("-", "+"),
+        "kernels/test_kernels.py -k definitions",
+    ),
+    "fused kernel, GPU": (
+        "kernels/cuda/steps.py",
+        STEP,
+        STEP.replace("-", "+"),
+        "kernels/test_triton.py -k interpreted",
+    ),
     "tables": (
         "static/tables.py",
         "torch.pow((position - row)",
         "torch.pow((row - position)",
-        "test_potential.py -k tables_stay",
+        "static/test_potential.py -k tables_stay",
     ),
-    "charges": ("models/tensornet2.py", "unsqueeze(-1) - zeros", "unsqueeze(-1) + zeros", "test_charges.py -k oracle"),
+    "charges": (
+        "models/tensornet2.py",
+        "unsqueeze(-1) - zeros",
+        "unsqueeze(-1) + zeros",
+        "models/test_charges.py -k oracle",
+    ),
     "charges, portable": (
         "static/network.py",
         "(1) - _Equilibrate",
         "(1) + _Equilibrate",
-        "test_charge_potential.py -k untabulated",
+        "static/test_charge_potential.py -k untabulated",
     ),
-    "charges, CPU": ("kernels/cpu/charges.py", "k] -= h", "k] += h", "test_kernels.py -k definitions"),
-    "definition": ("kernels/definitions.py", "(1) - zeros", "(1) + zeros", "test_kernels.py -k plain_pytorch"),
+    "charges, CPU": ("kernels/cpu/charges.py", "k] -= h", "k] += h", "kernels/test_kernels.py -k definitions"),
+    "definition": ("kernels/definitions.py", "(1) - zeros", "(1) + zeros", "kernels/test_kernels.py -k plain_pytorch"),
 }
 
 

@@ -112,7 +112,7 @@ def test_each_promise_about_security_names_a_test():
         named = re.findall(r"`(test_\w+)`(?: in `(tests/\w+\.py)`)?", promise)
         assert named, promise
         for test, file in named:
-            source = (ROOT / (file or "tests/test_security.py")).read_text(encoding="utf-8")
+            source = (ROOT / (file or "tests/export/test_security.py")).read_text(encoding="utf-8")
             assert f"\ndef {test}(" in source, test
 
 

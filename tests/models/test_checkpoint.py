@@ -1061,7 +1061,7 @@ print(json.dumps([energy.item(), forces.tolist()]))
 @pytest.mark.parametrize("name", ["alanine-dipeptide-gfn2", "so3-gauss-2layers-meanstd", "charged-3layers-mean"])
 def test_torchmdnet_reads_what_is_written(model_path, tmp_path, name):
     """The same energies (eV) and forces (eV/Å), from torchmd-net itself, in float64."""
-    python = Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
+    python = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
     if not python.exists():
         pytest.skip("torchmd-net is not installed in .venv-peers; `make oracle` does that")
     model = load_model(name if "gfn2" in name else model_path(f"variants/{name}"))

@@ -25,7 +25,7 @@ from openmm_tensornet.md.sentinels import SimulationError
 from openmm_tensornet.md.simulation import simulate
 from openmm_tensornet.static import program
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "alanine_dipeptide.pdb"
 PLATFORMS = ["Reference", "CPU"]
 # A run of the model-free System below: 10 reports of 5 steps.
 RUN = dict(time=0.025, report_interval=5, equilibration_time=0.01, seed=11, quiet=True)
@@ -862,7 +862,7 @@ def test_lost_output(alanine, tmp_path, name):
 KILL_SCRIPT = """
 import sys
 from openmm import app
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_simulation import run, simulation
 simulation.CHECKPOINT_SECONDS = 0
 pdb = app.PDBFile({example!r})
@@ -880,7 +880,7 @@ def test_kill_9(alanine, tmp_path):
     kills = 0
     for resume in (False, True, True):
         script = KILL_SCRIPT.format(
-            tests=str(Path(__file__).parent),
+            tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])],
             example=str(EXAMPLE),
             output=str(output),
             time=total,

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels for GPUs, is not installed")
 
-TESTS = Path(__file__).parent
-# Those of tests/test_kernels.py that hold operators against their definitions. Pairs are found without cells on a GPU, so that the
+ROOT = Path(__file__).resolve().parents[2]
+# Those of tests/kernels/test_kernels.py that hold operators against their definitions. Pairs are found without cells on a GPU, so that the
 # geometries that differ in them are the same to it.
 CHOSEN = (
     "definitions or by_atom or geometry_in_a_box or other_option or activated or passing or far_near or scaled_by_zero "
@@ -22,7 +22,7 @@ CHOSEN = (
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=TESTS.parent,
+        cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -33,7 +33,7 @@ def test_interpreted():
     """Results, gradients, awkward sizes and what is NaN, as on the CPU."""
     # The interpreter computes lanes that a mask leaves out, and numpy warns of them.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", "-k", CHOSEN]
-    done = run(["-m", "pytest", *options, "tests/test_kernels.py"], TRITON_INTERPRET="1")
+    done = run(["-m", "pytest", *options, "tests/kernels/test_kernels.py"], TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
@@ -53,7 +53,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/kernels"]
 import test_kernels
 from openmm_tensornet.kernels import cuda, operators
 

@@ -24,7 +24,7 @@ MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable)
 if MPIEXEC is None:
     pytest.skip("mpiexec, of mpich or openmpi, is not installed", allow_module_level=True)
 
-SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "replica_exchange.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "replica_exchange.py"
 REPLICAS = 3
 ROUNDING = 1e-3  # kT: two programs in float32
 

@@ -14,7 +14,7 @@ from openmm_tensornet.common.atoms import formal_charge
 from openmm_tensornet.md import cli
 from openmm_tensornet.md.structures import read_structure, total_charge
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "alanine_dipeptide.pdb"
 MODEL = "variants/zero-layers"
 BUNDLED = "alanine-dipeptide-gfn2"

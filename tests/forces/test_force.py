@@ -34,7 +34,7 @@ from openmm_tensornet.static.potential import copy_double
 
 # Energy: eV an atom. Force: eV/Å for "double", relative to the norm for "single" (large boxes have a longer sum).
 ENERGY = {"single": 2e-6, "double": 1e-7}
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "alanine_dipeptide.pdb"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "alanine_dipeptide.pdb"
 SMALL_VARIANT = "atomref-old-layout-old-head"
 
 

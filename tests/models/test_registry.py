@@ -247,7 +247,7 @@ def test_comparisons_without_the_weights_are_skipped_and_said(tmp_path, required
             f"{__file__}::test_published_weights",
             *options,
         ],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).resolve().parents[2],
         env=os.environ | {registry.FOLDER_VARIABLE: str(tmp_path), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,

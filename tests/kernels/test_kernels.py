@@ -33,7 +33,7 @@ NO_BOX = torch.zeros(0, 3, dtype=torch.float64)
 TRICLINIC = [[1.4, 0, 0], [0.5, 1.3, 0], [-0.6, 0.4, 1.2]]
 ATOMS = (1, 2, 3, 21, 22, 23)
 CHANNELS = (16, 20, 128)
-# In the interpreter, which tests/test_triton.py asks for, the kernels for GPUs run on the CPU: some hundred times slower.
+# In the interpreter, which tests/kernels/test_triton.py asks for, the kernels for GPUs run on the CPU: some hundred times slower.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MANY = 140 if INTERPRETED else 400  # atoms, more than a block compares at a time
 SIZES = [(a, f) for a in ATOMS for f in CHANNELS] + [(3, 256), (100, 20)]

@@ -25,7 +25,7 @@ from openmm_tensornet.export.exported import export_potential  # noqa: E402
 from openmm_tensornet.forces.system import force_class, tensornet_forces  # noqa: E402
 from openmm_tensornet.models.registry import MODELS, find_model  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WATER = np.array([[0.0, 0.0, 0.0], [0.09572, 0.0, 0.0], [-0.023997, 0.092663, 0.0]])
 PEPTIDE = list(range(22))
 EMBEDDINGS = hasattr(openmmml.MLPotential, "getSupportedEmbeddings")  # of openmm-ml 1.8 and newer
