@@ -12,33 +12,16 @@ from time import perf_counter
 
 import numpy as np
 from openmm import LangevinMiddleIntegrator, Platform
-from openmm.app import DCDReporter, PDBFile, Simulation, Topology
-from openmm.unit import Quantity, femtoseconds, kelvin, kilojoule_per_mole, nanometer, picosecond
+from openmm.app import DCDReporter, PDBFile, Simulation
+from openmm.unit import femtoseconds, kelvin, kilojoule_per_mole, picosecond
 
-from openmm_tensornet import create_system, tensornet_forces
-
-
-def copies(pdb: PDBFile, count: int) -> tuple[Topology, Quantity, np.ndarray]:
-    """Topology and positions of `count` copies in one place, and the replica of each atom."""
-    topology = Topology()
-    for _ in range(count):
-        atoms = {}
-        for chain in pdb.topology.chains():
-            new_chain = topology.addChain()
-            for residue in chain.residues():
-                new_residue = topology.addResidue(residue.name, new_chain)
-                for atom in residue.atoms():
-                    atoms[atom] = topology.addAtom(atom.name, atom.element, new_residue)
-        for first, second in pdb.topology.bonds():
-            topology.addBond(atoms[first], atoms[second])
-    positions = np.tile(pdb.getPositions(asNumpy=True).value_in_unit(nanometer), (count, 1)) * nanometer
-    return topology, positions, np.repeat(np.arange(count), pdb.topology.getNumAtoms())
+from openmm_tensornet import create_system, replicate, tensornet_forces
 
 
 def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
     """Potential energy of each replica in the end, kJ/mol."""
     pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
-    topology, positions, molecules = copies(pdb, count)
+    topology, positions, molecules = replicate(pdb.topology, pdb.positions, count)
     # A CMMotionRemover would take the mean motion of all replicas out of each.
     system = create_system(model, topology, molecules=molecules, remove_cm_motion=False)
     integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)

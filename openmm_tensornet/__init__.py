@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # the same names for editors and type checkers
     from .export.exported import export_torchscript as export_torchscript
     from .forces.mixed import create_mixed_system as create_mixed_system
     from .forces.pythonforce import TensorNetPythonForce as TensorNetPythonForce
+    from .forces.replicas import replicate as replicate
     from .forces.system import create_system as create_system
     from .forces.system import tensornet_forces as tensornet_forces
     from .forces.torchforce import TensorNetForce as TensorNetForce
@@ -38,6 +39,7 @@ _HOME = {
     "export_torchscript": "export.exported",
     "TensorNetForce": "forces.torchforce",
     "TensorNetPythonForce": "forces.pythonforce",
+    "replicate": "forces.replicas",
     "create_system": "forces.system",
     "tensornet_forces": "forces.system",
     "create_mixed_system": "forces.mixed",

@@ -23,7 +23,7 @@ FOLDERS = {
         "tables", "aggregation", "network", "network2", "fused", "fused_gpu", "program", "potential", "positions",
     ),
     "export": ("torchscript", "specification", "programs", "compiled", "exported"),
-    "forces": ("arguments", "base", "torchforce", "pythonforce", "system", "openmmtools", "mixed"),
+    "forces": ("arguments", "base", "torchforce", "pythonforce", "system", "replicas", "openmmtools", "mixed"),
     "md": (
         "quantities", "signature", "runfiles", "sentinels", "reports", "simulation", "analysis", "structures", "validation", "description",
         "cli",

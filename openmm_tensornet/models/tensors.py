@@ -5,7 +5,7 @@ them apart into trace, antisymmetric and symmetric traceless parts. The static p
 components in an orthonormal basis of the 3×3 matrices, in which the squared Frobenius norm is a plain sum of squares
 and every bilinear product is a fixed 9×9×9 table.
 
-Components are ordered I (1), A (3), S (5); :data:`PARTS` gives their slices.
+Components are ordered I (1), A (3), S (5), as :data:`PART_SIZES` has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 import torch
 from torch import Tensor
 
-PARTS = (slice(0, 1), slice(1, 4), slice(4, 9))
 PART_SIZES = (1, 3, 5)
 
 # A third, rounded to float32: the oracle's kernel squares the trace with this literal even in float64, and so
