@@ -109,7 +109,7 @@ def test_each_promise_about_security_names_a_test():
     """In its row of the table, or its paragraph; the tests are there."""
     _, rows, *paragraphs = PAGES["security.md"].split("\n\n")[1:]
     for promise in rows.splitlines()[2:] + paragraphs:
-        named = re.findall(r"`(test_\w+)`(?: in `(tests/\w+\.py)`)?", promise)
+        named = re.findall(r"`(test_\w+)`(?: in `(tests/[\w/]+\.py)`)?", promise)
         assert named, promise
         for test, file in named:
             source = (ROOT / (file or "tests/export/test_security.py")).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 
 from openmm_tensornet import __version__
 from openmm_tensornet.common.atoms import formal_charge
-from openmm_tensornet.md import cli
+from openmm_tensornet.md import cli, quantities
 from openmm_tensornet.md.structures import read_structure, total_charge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,8 +111,8 @@ def test_help_names_the_defaults(capsys):
 def test_quantities(unit, text, value):
     from openmm import unit as units
 
-    quantity = cli._quantity_in(unit)(text)
-    assert quantity.value_in_unit(getattr(units, cli.UNITS[unit])) == pytest.approx(value, rel=1e-12)
+    quantity = quantities._quantity_in(unit)(text)
+    assert quantity.value_in_unit(getattr(units, quantities.UNITS[unit])) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("text", ["", "ps", "5 K", "5 s", "five ps", "5 PS", "5,5 ps", "5 ps ps", "1 2", "5 p s"])

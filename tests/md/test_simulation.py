@@ -19,9 +19,9 @@ from conftest import DATA
 from openmm import app, unit
 
 from openmm_tensornet.forces.system import create_system
-from openmm_tensornet.md import runfiles, simulation
+from openmm_tensornet.md import runfiles, sentinels, simulation
 from openmm_tensornet.md.reports import CSV_COLUMNS
-from openmm_tensornet.md.sentinels import SimulationError
+from openmm_tensornet.md.sentinels import IMPROBABILITY, Sentinels, SimulationError
 from openmm_tensornet.md.simulation import simulate
 from openmm_tensornet.static import program
 
@@ -1007,10 +1007,10 @@ def test_a_temperature_that_runs_away(alanine, tmp_path, monkeypatch, platform):
 def test_temperatures_that_fluctuations_do_not_reach(dof, highest):
     from scipy.stats import chi2
 
-    sentinels = simulation.Sentinels(1000.0, dof, None, [], [])
-    assert sentinels.highest_temperature == pytest.approx(highest, rel=0.01)
-    assert chi2.sf(dof * sentinels.highest_temperature / 1000, dof) < np.exp(-simulation.IMPROBABILITY)
-    assert simulation.Sentinels(10.0, 6000, None, [], []).highest_temperature == 310
+    highest_temperature = Sentinels(1000.0, dof, None, [], []).highest_temperature
+    assert highest_temperature == pytest.approx(highest, rel=0.01)
+    assert chi2.sf(dof * highest_temperature / 1000, dof) < np.exp(-IMPROBABILITY)
+    assert Sentinels(10.0, 6000, None, [], []).highest_temperature == 310
 
 
 @pytest.mark.parametrize("periodic", [False, True])
@@ -1029,7 +1029,7 @@ def test_a_bond_that_breaks(alanine, tmp_path, monkeypatch, periodic):
         r"length, 0\.10\d\d nm, found 0\.1\d\d\d nm"
     )
     options = dict(system=system, temperature=1, stop_at_broken_bond=True)
-    monkeypatch.setattr(simulation, "RUNAWAY", 1e9)
+    monkeypatch.setattr(sentinels, "RUNAWAY", 1e9)
     stopped(alanine, tmp_path / "a", monkeypatch, text, **options)
     assert run(
         alanine, tmp_path / "b", **RUN | options | {"stop_at_broken_bond": False, "minimize": False, "time": 0.1}
@@ -1044,7 +1044,7 @@ def test_more_pairs_than_the_list_has_room_for(water, tmp_path, monkeypatch, mod
     from openmm_tensornet.neighbors.reference import find_pairs
 
     monkeypatch.setattr(program, "DENSE_ATOMS", 1)
-    monkeypatch.setattr(simulation, "RUNAWAY", 1e9)
+    monkeypatch.setattr(sentinels, "RUNAWAY", 1e9)
     monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0)
     topology, positions = water_topology(8), water[1]
     model = load_model(model_path("variants/zero-layers"))
