@@ -124,10 +124,11 @@ def killed_runs(kills: int, seed: int, models: list[Path], folder: Path) -> Coun
     while counts["kills"] < kills:
         run = undisturbed[counts["runs"] % len(undisturbed)]
         shutil.rmtree(output, ignore_errors=True)
-        resume, status = False, -signal.SIGKILL
+        resume, status, seconds = False, -signal.SIGKILL, run.seconds
         while status == -signal.SIGKILL:
             process = run.start(output, resume, float(random.choice([0, 0.02, 0.1])))
-            status = kill(process, random.uniform(0, run.seconds))
+            status = kill(process, random.uniform(0, seconds))
+            seconds *= 1.2  # a process that makes its programs first may need more than the run did
             resume = True
             if status == -signal.SIGKILL:
                 counts["kills"] += 1
