@@ -375,7 +375,7 @@ CHECKPOINTS: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
     ),
     (
         "an unknown option that is on", lambda g: g.edited(option(dispersion="D4")), ValueError,
-        "FILE: option dispersion='D4' is not known and might change the energy",
+        "FILE: option dispersion='D4' is not known and might change the energy; if it does not, pass load_model(..., ignore_options=['dispersion'])",
     ),
     (
         "another architecture", lambda g: g.edited(option(model="transformer")), ValueError,

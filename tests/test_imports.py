@@ -15,8 +15,8 @@ FOLDERS = {
     "neighbors": ("reference", "plan", "lists"),
     "models": ("tensors", "radial", "priors", "tensornet", "coulomb", "tensornet2", "registry", "checkpoint", "accuracy"),
     "graph": ("capture", "captured", "record"),
-    "kernels": ("intervals", "definitions"),
-    "kernels.cpu": ("simd", "steps", "pairs", "matmul", "atoms", "sums", "charges", "program"),
+    "kernels": ("intervals", "definitions", "table"),
+    "kernels.cpu": ("simd", "steps", "pairs", "matmul", "atoms", "sums", "charges", "aten", "program"),
     "kernels.cuda": ("steps", "atoms", "charges", "coulomb", "pairs", "perceptron", "sums"),
     "kernels ": ("operators", "lowering"),
     "static": (

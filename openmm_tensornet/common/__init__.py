@@ -1,1 +1,1 @@
-"""What everything else needs and nothing of it knows a network: checks of arguments, units, files, atoms, signals."""
+"""Shared helpers that are independent of any network: checks of arguments, units, files, atoms, signals."""

@@ -1,4 +1,4 @@
-"""TorchScript's functions, without the warnings that it will go: OpenMM's plugin reads nothing else, so users can do nothing about it."""
+"""TorchScript's functions without their deprecation warnings: OpenMM's plugin reads nothing else, so users can do nothing about it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The only conversion factors of the package.
+"""Factors between a model's units and OpenMM's.
 
 Inside a model everything is in the model's own units (angstrom and eV unless its loader was told
-otherwise). OpenMM's side is nm, kJ/mol and kJ/mol/nm. The conversion happens once, in
-:mod:`openmm_tensornet.static.potential`.
+otherwise). OpenMM's side is nm, kJ/mol and kJ/mol/nm. The static program takes and gives these:
+:mod:`openmm_tensornet.static.program` applies the factors, and :mod:`openmm_tensornet.models.accuracy` for the reference model.
 """
 
 from __future__ import annotations

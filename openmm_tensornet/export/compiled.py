@@ -27,8 +27,6 @@ from ..static.potential import (
 from ..static.program import box_cutoff, coulomb_cutoff_of
 from .programs import (
     PartialCharges,
-    PeriodicPartialCharges,
-    PeriodicPotential,
     Potential,
     cpu_program,
     made,
@@ -37,12 +35,8 @@ from .specification import Specification, key_of
 from .torchscript import (
     ByDevice,
     Charges,
-    Cluster,
-    Periodic,
-    PeriodicByDevice,
-    PeriodicCharges,
+    EnergyAndForces,
     Scaled,
-    ScaledPeriodic,
     inlined,
     scriptable,
 )
@@ -81,8 +75,7 @@ class Exported:
 
     def scaled(self) -> Exported:
         """A module that takes one more argument, by which it multiplies energy and forces."""
-        wrapper = ScaledPeriodic if self.metadata["periodic"] else Scaled
-        return Exported(inlined(wrapper(self.module, json.dumps(self.metadata))), self.metadata, self.content)
+        return Exported(inlined(Scaled(self.module, json.dumps(self.metadata))), self.metadata, self.content)
 
 
 @torch.enable_grad()  # wherever the user is: the backward pass is recorded
@@ -221,13 +214,10 @@ def describe(specification: Specification) -> dict:
 
 def make_module(specification: Specification, content: bytes, particles: list[int] | None) -> torch.jit.ScriptModule:
     """What TorchForce calls: operators that find the programs of the specification."""
-    periodic, molecules = specification.periodic, len(specification.atoms.charges)
-    given = torch.from_numpy(np.frombuffer(content, np.uint8).copy()), key_of(content), molecules
-    program = (PeriodicPotential if periodic else Potential)(*given)
-    charges = None
-    if specification.has_charges:
-        charges = (PeriodicPartialCharges if periodic else PartialCharges)(*given)
-    return _wrapped(specification, program, charges, particles)
+    data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+    given = data, key_of(content), len(specification.atoms.charges)
+    charges = PartialCharges(*given) if specification.has_charges else None
+    return _wrapped(specification, Potential(*given), charges, particles)
 
 
 def _self_contained(
@@ -235,19 +225,18 @@ def _self_contained(
 ) -> torch.jit.ScriptModule:
     """The same with the programs for CPUs and GPUs themselves."""
     on_cpu, on_gpu = cpu_program(specification, potential, scriptable), scriptable(potential.gpu_program)
-    program: nn.Module = (PeriodicByDevice if specification.periodic else ByDevice)(on_gpu, on_cpu)
     charges = None if potential.charge_program is None else scriptable(potential.charge_program)
-    return _wrapped(specification, program, charges, particles)
+    return _wrapped(specification, ByDevice(on_gpu, on_cpu), charges, particles)
 
 
 def _wrapped(
     specification: Specification, program: nn.Module, charges: nn.Module | None, particles: list[int] | None
 ) -> torch.jit.ScriptModule:
-    periodic, count = specification.periodic, len(specification.atoms.numbers)
     index = None if particles is None else torch.tensor(particles)
+    given = index, len(specification.atoms.numbers), specification.periodic
     if charges is not None:
-        charges = (PeriodicCharges if periodic else Charges)(charges, index, count)
-    return inlined((Periodic if periodic else Cluster)(program, charges, index, count))
+        charges = Charges(charges, *given)
+    return inlined(EnergyAndForces(program, charges, *given))
 
 
 def _check(found, expected, name: str, precision: str) -> Deviation:

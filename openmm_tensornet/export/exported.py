@@ -1,6 +1,7 @@
 """Potentials that were made and checked: as the module of a force, and as files.
 
-A file that the package reads is data (:mod:`.specification`). A TorchScript file is a program for openmmtorch alone.
+A force is made of files that hold data alone (:mod:`.specification`). A TorchScript file is a program for openmmtorch; only
+:func:`load_exported`, called by name, loads one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def export_potential(
     """Write a file that a force is made of anywhere, without choosing and checking again.
 
     It is data, not a program: a safetensors file with the model's weights and a description in JSON. Every process that reads it makes the
-    programs anew, so that it goes with all kinds of devices, and may come from anybody.
+    programs anew, so it works on any device and is safe to load from untrusted sources.
 
     Parameters
     ----------

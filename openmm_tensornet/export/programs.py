@@ -48,7 +48,7 @@ class Replicas(Module):
         self.register_buffer("members", members)
         self.register_buffer("place", torch.argsort(members.flatten()))
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         energies, forces = [], []
         for atoms in self.members.unbind(0):
             energy, force = self.block(positions.index_select(0, atoms))
@@ -208,7 +208,7 @@ declare_module(
 
 
 class Potential(Module):
-    """What a force's module calls: energies and forces, without a box.
+    """What a force's module calls: energies and forces.
 
     Parameters
     ----------
@@ -224,28 +224,13 @@ class Potential(Module):
         self.register_buffer("data", data)
         self.key, self.molecules = key, molecules
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        keep_attributes(positions, [self.data])
-        return torch.ops.openmm_tensornet.potential(positions, None, self.data, self.key, self.molecules)
-
-
-class PeriodicPotential(Potential):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         keep_attributes(positions, [self.data])
         return torch.ops.openmm_tensornet.potential(positions, boxvectors, self.data, self.key, self.molecules)
 
 
 class PartialCharges(Potential):
-    """Partial charges, without a box."""
+    """Partial charges."""
 
-    def forward(self, positions: Tensor):
-        return torch.ops.openmm_tensornet.partial_charges(positions, None, self.data, self.key)
-
-
-class PeriodicPartialCharges(Potential):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None):  # type: ignore[override]
         return torch.ops.openmm_tensornet.partial_charges(positions, boxvectors, self.data, self.key)

@@ -62,7 +62,7 @@ class Specification:
         return isinstance(self.model, TensorNet2)
 
     def potential(self) -> StaticPotential:
-        """The potential, without any check of what was checked when it was first made."""
+        """The potential, without repeating the checks made at its creation."""
         return StaticPotential(
             self.model,
             self.atoms,

@@ -37,7 +37,7 @@ def keep_attributes(x: Tensor, tensors: list[Tensor]) -> None:
 
 
 def scriptable(program: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a flat graph that `torch.jit.script` takes.
+    """A copy of a flat graph, of positions and perhaps box vectors, that `torch.jit.script` takes; box vectors may be None.
 
     Overload names and device arguments go, and matrix products are written so that TorchScript's optimiser neither
     splits them (addmm) nor mistakes the shape of a constant left operand (mm, bmm).
@@ -45,10 +45,15 @@ def scriptable(program: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     output = graph.graph_copy(program.graph, {})
     graph.output(output)
-    first = next(node for node in graph.nodes if node.op == "placeholder")
+    positions, *periodic = (node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_before(positions.next):
+        boxvectors = graph.placeholder("boxvectors", Tensor | None, None)
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         own = [graph.get_attr(name) for name, _ in program.named_buffers()]
-        graph.call_function(keep_attributes, (first, own))
+        graph.call_function(keep_attributes, (positions, own))
+        for box in periodic:
+            box.replace_all_uses_with(graph.call_function(torch.jit._unwrap_optional, (boxvectors,)))
+            graph.erase_node(box)
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -75,17 +80,17 @@ def compiled(program: fx.GraphModule) -> torch.jit.ScriptModule:
 
 
 class OfAtoms(Module):
-    """A program for the potential's atoms that takes positions of the whole System, shape (S, 3)."""
+    """A program for the potential's atoms that takes positions of the whole System, shape (S, 3), and box vectors, or None."""
 
-    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int):
+    def __init__(self, program: nn.Module, atoms: Tensor | None, count: int, periodic: bool):
         super().__init__()
-        self.program, self.count = program, count
+        self.program, self.count, self.periodic = program, count, periodic
         self.subset = atoms is not None
         self.largest = int(atoms.max()) if atoms is not None else count - 1
         self.register_buffer("atoms", atoms if atoms is not None else torch.empty(0, dtype=torch.long))
 
-    def check(self, positions: Tensor):
-        """Refuse a System of another size (a shape is known without asking the device)."""
+    def check(self, positions: Tensor, boxvectors: Tensor | None):
+        """Refuse a System of another size (a shape is known without asking the device), and another kind of boundaries."""
         if not self.subset and positions.size(0) != self.count:
             raise RuntimeError(
                 "TensorNetForce: the System has another number of particles than the force has atoms; pass atoms="
@@ -95,30 +100,29 @@ class OfAtoms(Module):
                 f"atoms: expected indices below the number of the System's particles, {positions.size(0)}, received {self.largest}; "
                 "make the force with the indices of this System"
             )
+        if self.periodic != (boxvectors is not None):
+            raise RuntimeError(
+                f"boxvectors: a force made with periodic={self.periodic} expected that of setUsesPeriodicBoundaryConditions, received "
+                "the other"
+            )
 
-    def gather(self, positions: Tensor) -> Tensor:
-        """Positions of the potential's atoms."""
-        return positions.index_select(0, self.atoms) if self.subset else positions
+    def run(self, positions: Tensor, boxvectors: Tensor | None):
+        """What the program gives for the potential's atoms."""
+        if self.subset:
+            positions = positions.index_select(0, self.atoms)
+        return self.program(positions, None if boxvectors is None else boxvectors.to(positions.dtype))
 
 
 class Charges(OfAtoms):
-    """Partial charges, shape (N,), without a box."""
+    """Partial charges, shape (N,)."""
 
-    def forward(self, positions: Tensor):
-        self.check(positions)
-        return self.program(self.gather(positions))
-
-
-class PeriodicCharges(OfAtoms):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):
-        self.check(positions)
-        return self.program(self.gather(positions), boxvectors.to(positions.dtype))
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None):
+        self.check(positions, boxvectors)
+        return self.run(positions, boxvectors)
 
 
-class Cluster(OfAtoms):
-    """What TorchForce calls, without a box: positions (S, 3) of the whole System to (energy, forces).
+class EnergyAndForces(OfAtoms):
+    """What TorchForce calls: positions (S, 3) of the whole System, and box vectors, to (energy, forces).
 
     The results lie in the same memory at every call. On CUDA TorchForce captures one graph that gives the energy alone and one that
     gives both, but reads the results of the last capture whichever it replays.
@@ -127,8 +131,8 @@ class Cluster(OfAtoms):
     not do, since freezing removes it, nor a `no_grad` block, in which an exception (of a signal, say) ends the process.
     """
 
-    def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int):
-        super().__init__(program, atoms, count)
+    def __init__(self, program: nn.Module, charges: nn.Module | None, atoms: Tensor | None, count: int, periodic: bool):
+        super().__init__(program, atoms, count, periodic)
         self.metadata = ""
         self.charges = charges  # not run by forward, so that freezing drops it
         self.register_buffer("energy", torch.zeros((), dtype=torch.float64))
@@ -136,70 +140,44 @@ class Cluster(OfAtoms):
         self.register_buffer("forces_single", torch.zeros(0, 3))
         self.register_buffer("forces_double", torch.zeros(0, 3, dtype=torch.float64))
 
-    def forward(self, positions: Tensor):
-        energies, forces = self.evaluate(positions)
-        return self.fixed(energies, forces)
-
-    def fixed(self, energies: Tensor, forces: Tensor):
-        """Energy, shape (), and forces, (S, 3), where they are at every call."""
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None):
+        energies, forces = self.evaluate(positions, boxvectors)
         own = self.forces_double if forces.dtype == torch.float64 else self.forces_single
         if own.size(0) != forces.size(0):  # at the first call; from then on they stay in one place
             own.set_(torch.zeros_like(forces))
         return self.energy.copy_(energies.sum()), own.copy_(forces)
 
     @torch.jit.export
-    def evaluate(self, positions: Tensor):
+    def evaluate(self, positions: Tensor, boxvectors: Tensor | None = None):
         """Energies of the molecules, shape (M,), and forces (S, 3)."""
-        self.check(positions)
+        self.check(positions, boxvectors)
         positions = positions.data
-        energies, forces = self.program(self.gather(positions))
-        return energies, self.scatter(positions, forces)
-
-    def scatter(self, positions: Tensor, forces: Tensor) -> Tensor:
-        """Forces of all particles of the System."""
+        energies, forces = self.run(positions, boxvectors)
         forces = forces.to(positions.dtype)
         if self.subset:
-            return torch.zeros_like(positions).index_copy(0, self.atoms, forces)
-        return forces
-
-
-class Periodic(Cluster):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        energies, forces = self.evaluate(positions, boxvectors)
-        return self.fixed(energies, forces)
-
-    @torch.jit.export
-    def evaluate(self, positions: Tensor, boxvectors: Tensor):  # type: ignore[override]
-        self.check(positions)
-        positions = positions.data
-        energies, forces = self.program(self.gather(positions), boxvectors.to(positions.dtype))
-        return energies, self.scatter(positions, forces)
+            forces = torch.zeros_like(positions).index_copy(0, self.atoms, forces)
+        return energies, forces
 
 
 class Scaled(Module):
-    """A module that TorchForce calls, times a global parameter by which it differentiates the energy."""
+    """A module that TorchForce calls, times a global parameter by which it differentiates the energy.
+
+    TorchForce passes box vectors, where it does, before the parameter, which therefore has the second or the third place.
+    """
 
     def __init__(self, plain: nn.Module, metadata: str):
         super().__init__()
         self.plain, self.metadata = plain, metadata
 
-    def forward(self, positions: Tensor, scale: Tensor):
-        energy, forces = self.plain(positions)
-        return self.scaled(energy, forces, scale)
-
-    def scaled(self, energy: Tensor, forces: Tensor, scale: Tensor):
-        """The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy."""
+    def forward(self, positions: Tensor, second: Tensor, third: Tensor | None = None):
+        if third is None:
+            energy, forces = self.plain(positions)
+            scale = second
+        else:
+            energy, forces = self.plain(positions, second)
+            scale = third
+        # The scale has shape (), or (1,) on CUDA, where its dtype would win over that of the 0-d energy.
         return energy * scale.to(energy.dtype), forces * scale.data.to(forces.dtype)
-
-
-class ScaledPeriodic(Scaled):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor, scale: Tensor):  # type: ignore[override]
-        energy, forces = self.plain(positions, boxvectors)
-        return self.scaled(energy, forces, scale)
 
 
 class ByDevice(Module):
@@ -209,18 +187,7 @@ class ByDevice(Module):
         super().__init__()
         self.on_gpu, self.on_cpu = on_gpu, on_cpu
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if positions.is_cuda:
-            energies, forces = self.on_gpu(positions)
-        else:
-            energies, forces = self.on_cpu(positions)
-        return energies, forces
-
-
-class PeriodicByDevice(ByDevice):
-    """The same with box vectors."""
-
-    def forward(self, positions: Tensor, boxvectors: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, positions: Tensor, boxvectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if positions.is_cuda:
             energies, forces = self.on_gpu(positions, boxvectors)
         else:

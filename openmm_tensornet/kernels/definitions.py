@@ -1,6 +1,6 @@
 """What each fused operator computes, in plain differentiable PyTorch; the tests compare values and gradients.
 
-Arguments and shapes are those of :mod:`.operators`. What programs for GPUs alone are made of has no kernel for CPUs: there these
+Arguments and shapes are those of :mod:`.table`. What programs for GPUs alone are made of has no kernel for CPUs: there these
 functions are run, those of the backward pass too.
 """
 
@@ -171,9 +171,9 @@ def pair_terms(
 
 def pair_terms_backward(
     g_h: Tensor, g_through: Tensor, distance: Tensor, pairs: Tensor, by_atom: Tensor, table: Tensor, cutoff: float,
-    z: Tensor, atoms: int,
+    z: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    g = _silu_backward(g_h, z)
+    g, atoms = _silu_backward(g_h, z), len(z) - 2 * len(distance)
     i, j = _directed(pairs, atoms)
     zeros = g.new_zeros(atoms, g.shape[1])
     forth, back = g[atoms:].chunk(2)

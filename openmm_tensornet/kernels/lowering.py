@@ -1,4 +1,4 @@
-"""Make of operators that follow each other in a flat graph one call that runs their kernels on a CPU (:mod:`.cpu.program`).
+"""Merge consecutive operators of a flat graph into one call that runs their kernels on a CPU (:mod:`.cpu.program`).
 
 Matrix products with constant weights become kernels too. What there is no kernel for stays as it is, between the calls.
 """
@@ -150,21 +150,23 @@ class _Lowering:
         return self._flat(Kernel[node.target._opname], node)  # type: ignore[union-attr]
 
     def widen(self, node: fx.Node, dtypes: set) -> list[_Call] | None:
-        return self._flat(Kernel.widen, node) if dtypes == {self.real} and node.kwargs == {"dtype": _DOUBLE} else None
+        return (
+            self._flat(Kernel["widen"], node) if dtypes == {self.real} and node.kwargs == {"dtype": _DOUBLE} else None
+        )
 
     def addmv(self, node: fx.Node, dtypes: set) -> list[_Call] | None:
         if dtypes != {_DOUBLE} or node.kwargs:
             return None
-        return [_Call(Kernel.addmv, [self._array(n) for n in (*node.args, node)], [])]  # type: ignore[arg-type]
+        return [_Call(Kernel["addmv"], [self._array(n) for n in (*node.args, node)], [])]  # type: ignore[arg-type]
 
     def add(self, node: fx.Node, dtypes: set) -> list[_Call] | None:
         factor: Any = node.kwargs.get("alpha", 1)
         shapes = {tuple(self._tensors(n)[0].shape) for n in (*node.all_input_nodes, node)}
         if dtypes == {self.real} and not node.kwargs and len(node.all_input_nodes) == 2 and len(shapes) == 1:
-            return self._flat(Kernel.plus, node)
+            return self._flat(Kernel["plus"], node)
         if dtypes != {_DOUBLE} or len(node.all_input_nodes) < 2 or self._tensors(node.args[1])[0].numel() != 1:  # type: ignore[arg-type]
             return None
-        return self._flat(Kernel.add, node, factor)
+        return self._flat(Kernel["add"], node, factor)
 
     def _flat(self, kernel: Kernel, node: fx.Node, *numbers: float) -> list[_Call]:
         """A kernel that works on numbers one by one."""
@@ -194,7 +196,7 @@ class _Lowering:
                 added = self._array(start[0], flat=True)  # type: ignore[arg-type]
                 if added.shape[0] > columns:
                     added = added._replace(offset=out.offset, shape=(count * columns,))
-            calls.append(_Call(Kernel.linear, [x_part, self._pack(matrices[first]), added, out], []))
+            calls.append(_Call(Kernel["linear"], [x_part, self._pack(matrices[first]), added, out], []))
             first = last
         return calls
 

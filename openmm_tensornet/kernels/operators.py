@@ -1,12 +1,8 @@
-"""Fused operators of the static potential, registered with PyTorch as `openmm_tensornet::…`.
+"""The package's own operators, registered with PyTorch as `openmm_tensornet::…`, and their derivatives.
 
-Each is one kernel where the portable program has ten library operators. :mod:`.definitions` says in plain PyTorch what each
-computes; kernels are in the folders ``cpu`` (Numba) and ``cuda`` (Triton); some operators are for GPUs alone. Exported programs that
-contain them need this module to be imported before they are loaded.
-
-Shapes: P pairs, A atoms, F channels, K intervals. Tensors of the network are (9, A, F), components in the orthonormal
-basis of :mod:`openmm_tensornet.models.tensors`. Operators named `…_backward` take the gradient of the result first and give
-the gradients of what depends on positions.
+Each is one kernel where the portable program has ten library operators. :mod:`.table` lists them. :mod:`.definitions` says in plain
+PyTorch what each computes; kernels are in the folders ``cpu`` (Numba) and ``cuda`` (Triton). Exported programs that contain operators
+need this module to be imported before they are loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from ..common.interrupts import deliver
 from ..graph.capture import declare_launches
 from . import definitions
+from .table import OPERATORS, Operator
 
 NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -41,204 +39,117 @@ def available() -> bool:
 _KINDS = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in DTYPES}
 
 
-def _on_cpu(name: str, args: list, results: tuple[Tensor, ...]) -> None:
-    """Run a kernel as a sequence of one, so that nothing is compiled but what runs sequences."""
-    program = import_module(".cpu.program", __package__)
-    if name not in program.Kernel.__members__:  # one for GPUs alone
-        values = getattr(definitions, name)(*args)
+def _on_cpu(operator: Operator, args: list, results: tuple[Tensor, ...]) -> None:
+    """Run a single kernel through the interpreter of sequences, so that only the interpreter is compiled."""
+    if not operator.on_cpu:
+        values = getattr(definitions, operator.name)(*args)
         for result, value in zip(results, values if isinstance(values, tuple) else (values,), strict=True):
             result.copy_(value)
         return
-    positions = 2 if name in ("near_pairs", "geometry") else 0  # these and the box are float64 in any case
-    tensors = [a.double() if k < positions else a for k, a in enumerate(args) if isinstance(a, Tensor)] + [*results]
-    real = [t.dtype for t in (results if name == "geometry" else tensors[positions:]) if t.is_floating_point()]
-    code = [int(program.Kernel[name])]
-    for k, tensor in enumerate(tensors):
+    program = import_module(".cpu.program", __package__)
+    given = zip((*operator.arguments, *operator.results), (*args, *results), strict=True)
+    arrays = [(v, t.double() if v.type[0] == "d" else t) for v, t in given if v.is_array]
+    code = [int(program.Kernel[operator.name])]
+    for k, (value, tensor) in enumerate(arrays):
+        if tensor.dim() != value.rank:
+            raise ValueError(
+                f"{operator.name}: {value.name}: expected {value.rank} dimensions, received shape {tuple(tensor.shape)}"
+            )
         code += [k, 0, *tensor.shape, *[0] * (program.FIELDS - 2 - tensor.dim())]
     row, numbers = np.array(code), np.array([float(a) for a in args if not isinstance(a, Tensor)])
-    addresses = [row.ctypes.data, numbers.ctypes.data, *(t.data_ptr() for t in tensors)]
-    kind = _KINDS[real[0] if real else torch.float32]
-    program.execute(np.array(addresses), 0, 1, len(row), len(numbers), kind)
+    addresses = [row.ctypes.data, numbers.ctypes.data, *(t.data_ptr() for _, t in arrays)]
+    real = [t.dtype for value, t in arrays if value.type[0] == "r"]
+    program.execute(np.array(addresses), 0, 1, len(row), len(numbers), _KINDS[real[0] if real else torch.float32])
 
 
-def _on_cuda(name: str, args: list, results: tuple[Tensor, ...]) -> None:
-    getattr(import_module(".cuda", __package__), name)(*args, *results)
+def _on_cuda(operator: Operator, args: list, results: tuple[Tensor, ...]) -> None:
+    getattr(import_module(".cuda", __package__), operator.name)(*args, *results)
 
 
-# For each kind of device what runs a kernel: its name, arguments and results.
+# For each kind of device what runs a kernel: its operator, arguments and results.
 RUNNERS: dict[str, Callable] = {"CPU": _on_cpu, "CUDA": _on_cuda}
 
 
-def _operator(schema: str, allocate: Callable[..., tuple[Tensor, ...]], launches: int = 1) -> None:
-    """Register an operator.
+def _register(operator: Operator) -> None:
+    """Make PyTorch know an operator, with its shapes and its launches on a GPU."""
+    name = f"{NAMESPACE}::{operator.name}"
 
-    Parameters
-    ----------
-    schema : str
-        Name and types.
-    allocate : callable
-        From the arguments to empty results; also what tracing with fake tensors sees.
-    launches : int
-        Kernels that it launches on a GPU.
-    """
-    name = schema.partition("(")[0]
-    single = schema.endswith("-> Tensor")
-
-    def fake(*args):
-        results = allocate(*args)
-        return results[0] if single else results
+    def given_back(results: tuple[Tensor, ...]):
+        return results[0] if len(results) == 1 else results
 
     def compute(device: str, args: tuple, results: tuple[Tensor, ...]) -> None:
         given = [tree_map_only(Tensor, Tensor.contiguous, a) if isinstance(a, (Tensor, list)) else a for a in args]
-        RUNNERS[device](name, given, results)
+        RUNNERS[device](operator, given, results)
 
     def run(device: str, *args):
-        results = allocate(*args)
+        results = operator.allocate(*args)
         compute(device, args, results)
-        return results[0] if single else results
+        return given_back(results)
 
-    def inside(*args) -> int:
+    def count_launches(*args) -> int:
         steps = import_module(".cuda.steps", __package__)
-        return steps.count_launches(lambda: compute("CUDA", args, allocate(*args)))
+        return steps.count_launches(lambda: compute("CUDA", args, operator.allocate(*args)))
 
-    _LIBRARY.define(schema)
+    _LIBRARY.define(operator.schema)
     for device in RUNNERS:
-        _LIBRARY.impl(name, deliver(partial(run, device)), device)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    declare_launches(f"{NAMESPACE}::{name}", launches, inside if find_spec("triton") is not None else None)
+        _LIBRARY.impl(operator.name, deliver(partial(run, device)), device)
+    torch.library.register_fake(name, lambda *args: given_back(operator.allocate(*args)), lib=_LIBRARY)
+    declare_launches(name, operator.launches, count_launches if find_spec("triton") is not None else None)
 
 
-def _like(*places: int) -> Callable[..., tuple[Tensor, ...]]:
-    """Results shaped like the arguments at these places."""
-    return lambda *args: tuple(torch.empty_like(args[k], memory_format=torch.contiguous_format) for k in places)
+for _operator in OPERATORS.values():
+    _register(_operator)
 
 
-def _pair_geometry(positions: Tensor, box: Tensor, pairs: Tensor, by_atom: Tensor, far: float, single: bool):
-    distance = positions.new_empty(pairs.shape[1], dtype=torch.float32 if single else torch.float64)
-    return distance, distance.new_empty((pairs.shape[1], 3))
+class _Differentiable(torch.autograd.Function):
+    """An operator whose backward pass is the operator of its name with `_backward`."""
+
+    @staticmethod
+    def forward(ctx, name: str, only_backward: dict[str, Tensor], *args):
+        operator, ctx.derivative = OPERATORS[name], OPERATORS[f"{name}_backward"]
+        results = getattr(torch.ops.openmm_tensornet, name)(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        given = {a.name: value for a, value in zip(operator.arguments, args, strict=True)}
+        values = only_backward | given | {r.name: value for r, value in zip(operator.results, results, strict=True)}
+        used = {a.name: values[a.name] for a in ctx.derivative.arguments if not a.is_gradient}
+        ctx.tensors = [name for name, value in used.items() if isinstance(value, Tensor)]
+        ctx.rest = {name: value for name, value in used.items() if not isinstance(value, Tensor)}
+        ctx.save_for_backward(*(used[name] for name in ctx.tensors))
+        ctx.arguments = list(given)
+        wanted = [a.name.removeprefix("g_") for a in ctx.derivative.arguments if a.is_gradient]
+        out = tuple(given[name].view_as(given[name]) if name in given else values[name] for name in wanted)
+        return out[0] if len(out) == 1 else out
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        values = ctx.rest | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+        incoming = iter(gradients)
+        args = [next(incoming) if a.is_gradient else values[a.name] for a in ctx.derivative.arguments]
+        found = getattr(torch.ops.openmm_tensornet, ctx.derivative.name)(*args)
+        found = found if isinstance(found, tuple) else (found,)
+        by_name = {r.name: value for r, value in zip(ctx.derivative.results, found, strict=True)}
+        return None, None, *(by_name.get(f"g_{name}") for name in ctx.arguments)
 
 
-_operator(
-    "near_pairs(Tensor positions, Tensor box, Tensor molecules, float cutoff, int capacity) -> (Tensor, Tensor)",
-    lambda positions, box, molecules, cutoff, capacity: (molecules.new_empty((2, capacity)), molecules.new_empty(1)),
-    launches=6,
-)
-_operator(
-    "by_atom(Tensor pairs, int atoms) -> Tensor",
-    lambda pairs, atoms: (pairs.new_empty(atoms + 1 + pairs.numel()),),
-    launches=9,
-)
-_PAIRS = "Tensor distance, Tensor unit, Tensor pairs, Tensor by_atom"
-_SPECIES = "Tensor receiver, Tensor sender"
-_TABLE = "Tensor table, float cutoff"
-_operator(
-    "geometry(Tensor positions, Tensor box, Tensor pairs, Tensor by_atom, float far, bool single) -> (Tensor, Tensor)",
-    _pair_geometry,
-)
-_operator(
-    f"geometry_backward(Tensor g_distance, Tensor g_unit, {_PAIRS}, int atoms) -> Tensor",
-    lambda *args: (args[2].new_empty((args[-1], 3), dtype=torch.float64),),
-)
-_operator(
-    f"embed({_PAIRS}, {_SPECIES}, Tensor own, {_TABLE}) -> Tensor",
-    lambda *args: (args[6].new_empty(9, *args[6].shape),),
-)
-_operator(
-    f"embed_backward(Tensor g_x, Tensor g_distance, Tensor distance, Tensor unit, Tensor pairs, {_SPECIES}, {_TABLE}) -> (Tensor, Tensor)",
-    _like(2, 3),
-)
-_MESSAGE = f"Tensor distance, Tensor pairs, Tensor by_atom, Tensor own, {_TABLE}, Tensor y"
-_operator(f"interact({_MESSAGE}, Tensor factor, bool both) -> (Tensor, Tensor)", _like(6, 6))
-_operator(
-    f"interact_backward(Tensor g_out, {_MESSAGE}, Tensor m, Tensor factor, bool both) -> (Tensor, Tensor)",
-    _like(1, 7),
-    launches=2,
-)
-_operator("block_message(Tensor weight, Tensor scale, Tensor y) -> Tensor", _like(2))
-_operator(
-    "block_message_backward(Tensor g_m, Tensor weight, Tensor scale, Tensor y) -> (Tensor, Tensor, Tensor)",
-    _like(1, 2, 3),
-)
-_PERCEPTRON = "Tensor panels1, Tensor bias1, Tensor panels2, Tensor bias2"
-_operator(
-    f"charge_message(Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor terms, {_PERCEPTRON}, Tensor y) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    lambda *args: (
-        torch.empty_like(args[10], memory_format=torch.contiguous_format),
-        *(
-            args[5].new_empty(len(args[5]) + 2 * len(args[0]), n)
-            for n in (len(args[4]) - 1, len(args[7]), len(args[9]))
-        ),
-    ),
-)
-_operator(
-    f"charge_message_backward(Tensor g_m, Tensor distance, Tensor pairs, {_TABLE}, Tensor own, Tensor y, Tensor h0, Tensor h1, "
-    "Tensor h2, Tensor panels2, Tensor panels1) -> (Tensor, Tensor, Tensor)",
-    lambda *args: (
-        torch.empty_like(args[1]),
-        args[6].new_empty(args[6].shape[1], 2 * args[6].shape[2]),
-        torch.empty_like(args[6], memory_format=torch.contiguous_format),
-    ),
-)
-_operator("norm_features(Tensor x, Tensor weight, Tensor bias) -> Tensor", lambda x, w, b: (x.new_empty(x.shape[1:]),))
-_operator("norm_features_backward(Tensor g_x, Tensor g_out, Tensor x, Tensor weight) -> Tensor", _like(2))
-_operator("normalize(Tensor x) -> Tensor", _like(0))
-_operator("normalize_backward(Tensor g_out, Tensor x) -> Tensor", _like(1))
-_operator("gate(Tensor x, Tensor gates, bool silu, bool normalize) -> Tensor", _like(0))
-_operator(
-    "gate_backward(Tensor g_out, Tensor x, Tensor gates, bool silu, bool normalize) -> (Tensor, Tensor)", _like(1, 2)
-)
-_operator("product(Tensor y, Tensor m, Tensor factor, bool both) -> Tensor", _like(0))
-_operator(
-    "product_backward(Tensor g_out, Tensor y, Tensor m, Tensor factor, bool both) -> (Tensor, Tensor)", _like(1, 2)
-)
-_operator("plus_square(Tensor x, Tensor d, Tensor factor, bool normalize) -> Tensor", _like(0))
-_operator(
-    "plus_square_backward(Tensor g_out, Tensor x, Tensor d, Tensor factor, bool normalize) -> (Tensor, Tensor)",
-    _like(1, 2),
-)
-_operator("head(Tensor h, Tensor weight, Tensor bias, bool silu) -> Tensor", lambda h, *_: (h.new_empty(h.shape[0]),))
-_operator("head_backward(Tensor g_out, Tensor h, Tensor weight, bool silu) -> Tensor", _like(1))
-_operator(
-    "part_features(Tensor x, float scalar, bool square, Tensor weight, Tensor bias) -> Tensor",
-    lambda x, scalar, square, weight, bias: (x.new_empty(x.shape[1], weight.shape[0]),),
-)
-_operator(
-    "part_features_backward(Tensor g_out, Tensor x, float scalar, bool square, Tensor weight) -> Tensor", _like(1)
-)
-_operator(
-    "equilibrate(Tensor h, Tensor molecule, Tensor charge) -> Tensor",
-    lambda h, molecule, charge: (h.new_empty(len(h), h.shape[1] // 2),),
-)
-_operator("equilibrate_backward(Tensor g_q, Tensor h, Tensor molecule, Tensor charge) -> Tensor", _like(1))
-# Of programs for GPUs alone, which have no kernel for CPUs.
-_LIST = "Tensor distance, Tensor pairs, Tensor by_atom"
-_operator(
-    f"pair_terms({_LIST}, {_TABLE}, Tensor own, Tensor terms) -> (Tensor, Tensor)",
-    lambda *args: tuple(args[6].new_empty(len(args[6]) + 2 * len(args[0]), args[6].shape[1] // 2) for _ in range(2)),
-)
-_operator(
-    f"pair_terms_backward(Tensor g_h, Tensor g_distance, {_LIST}, {_TABLE}, Tensor z, int atoms) -> (Tensor, Tensor)",
-    lambda *args: (torch.empty_like(args[2]), args[7].new_empty(args[8], 2 * args[7].shape[1])),
-)
-_operator(f"directed_message({_LIST}, {_TABLE}, Tensor own, Tensor z, Tensor y) -> Tensor", _like(7))
-_operator(
-    f"directed_message_backward(Tensor g_m, {_LIST}, {_TABLE}, Tensor own, Tensor z, Tensor y) -> (Tensor, Tensor, Tensor)",
-    _like(1, 7, 8),
-)
-_operator(
-    "perceptron(Tensor h, Tensor[] affine) -> (Tensor, Tensor)",
-    lambda h, affine: tuple(
-        h.new_empty(len(h), n) for n in (len(affine[-1]), sum(len(bias) for bias in affine[1:-2:2]))
-    ),
-)
-_operator(
-    "perceptron_backward(Tensor g_out, Tensor hidden, Tensor[] affine) -> Tensor",
-    lambda g, hidden, affine: (g.new_empty(len(g), len(affine[0])),),
-)
-_CHARGES = "Tensor q, Tensor weights, float per_nm, float cutoff"
-_operator(f"coulomb({_LIST}, {_CHARGES}) -> Tensor", lambda *args: (args[3].new_empty(len(args[3])),))
-_operator(f"coulomb_backward(Tensor g_out, {_LIST}, {_CHARGES}) -> (Tensor, Tensor)", _like(1, 4))
+def call(name: str, *args: Any, **only_backward: Tensor) -> Any:
+    """Call an operator so that its results can be differentiated.
+
+    Parameters
+    ----------
+    name : str
+    args
+        Its arguments.
+    only_backward : Tensor
+        What the backward pass needs beside them.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        What the derivative takes gradients of, in its order: results, and arguments that later steps use too.
+    """
+    return _Differentiable.apply(name, only_backward, *args)
+
+
 _SCRATCH = threading.local()
 
 
@@ -277,7 +188,7 @@ def run_kernels(
     layout: list[int],
     part: slice = slice(None),
 ) -> list[Tensor]:
-    """Run a sequence of kernels on the CPU, which :mod:`.lowering` wrote, or a part of it after all of it."""
+    """Run a sequence of kernels written by :mod:`.lowering`, or a range of it once the whole has run."""
     dtypes, shapes = _layout(tuple(layout))
     given = [
         t if t.dtype is dtype and t.is_contiguous() else t.to(dtype).contiguous()

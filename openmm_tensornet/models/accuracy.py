@@ -34,7 +34,7 @@ class Tolerance:
 
 
 # kJ/mol/nm; what an atom of a molecule feels at room temperature. Where forces are smaller, as at a minimum of the energy, they are
-# differences of ones of this size, of which they have the errors.
+# differences of larger forces, whose errors they inherit.
 USUAL_FORCE = 1000.0
 SMALL_FORCE = 100.0  # the same for tables, which are not rounded to single precision
 # Of an exported file, over the named geometries, compressed ones included.

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import zipfile
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -90,6 +91,7 @@ def load_model(
     length_unit: Any = None,
     energy_unit: Any = None,
     remove_ref_energy: bool | None = None,
+    ignore_options: Collection[str] = (),
 ) -> TensorNet:
     """Read a TorchMD-Net checkpoint of a TensorNet or a TensorNet2.
 
@@ -101,6 +103,8 @@ def load_model(
         Units in which the model was trained; angstrom and eV by default. Checkpoints do not carry them.
     remove_ref_energy : bool, optional
         True leaves out the atomic reference energies (Atomref prior), False adds them; by default as the file says.
+    ignore_options : collection of str
+        Names of options in the file that this package does not know, and that are known to do nothing to the energy.
 
     Returns
     -------
@@ -120,6 +124,14 @@ def load_model(
         remove_ref_energy = flag("remove_ref_energy", remove_ref_energy)
     content, digest = _read(path)
     options, state = content["hyper_parameters"], content["state_dict"]
+    unknown = {key for key in options if key not in _READ and key not in _NO_EFFECT}
+    for key in [ignore_options] if isinstance(ignore_options, str) else ignore_options:
+        if key not in unknown:
+            raise ValueError(
+                f"ignore_options: expected names of options that are not known ({', '.join(sorted(map(str, unknown))) or 'none here'}), "
+                f"received {key!r}"
+            )
+        del options[key]
     try:
         model = _build(options, state, units)
         _load_weights(model, options, state)
@@ -255,7 +267,10 @@ def _build(options: dict, state: dict, units: ModelUnits) -> TensorNet:
     has_charges = architecture != "tensornet"
     for key, value in options.items():
         if key not in _READ and key not in _NO_EFFECT and value is not None and value is not False:
-            raise ValueError(f"option {key}={_first_line(repr(value))} is not known and might change the energy")
+            raise ValueError(
+                f"option {key}={_first_line(repr(value))} is not known and might change the energy; "
+                f"if it does not, pass load_model(..., ignore_options=[{key!r}])"
+            )
         if key not in _NO_EFFECT and any(isinstance(v, Tensor) for v in tree_leaves(value)):
             raise ValueError(f"{key}: expected numbers, texts, or lists of them, received a tensor")
     outputs = ("Scalar", _COULOMB) if has_charges else ("Scalar",)

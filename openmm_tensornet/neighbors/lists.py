@@ -17,7 +17,7 @@ from .reference import all_pairs, minimum_image
 
 
 class AllPairs(Module):
-    """All pairs i<j of each molecule, known beforehand.
+    """All pairs i<j of each molecule, fixed at construction.
 
     Like every list of the static potential, it takes positions, shape (N, 3), and the box or None, and gives the pairs, int64 of shape
     (2, P), their vectors x_i − x_j, shape (P, 3), and a 0-d bool that says whether pairs were left out (or None where
@@ -35,7 +35,7 @@ class AllPairs(Module):
 
     def vectors(self, positions: Tensor, box: Tensor | None) -> Tensor:
         """Vectors of the pairs of `index`."""
-        if self.empty:  # single atoms: one pair that is beyond the cutoff stands for none
+        if self.empty:  # single atoms: a dummy pair beyond the cutoff represents an empty list
             return self.far.to(positions.dtype)
         ends = positions.index_select(0, self.ends).view(2, -1, 3)
         vector = ends[0] - ends[1]

@@ -47,7 +47,7 @@ def choose_grid(
     else:
         extent = max([float(x.amax() - x.amin()) for x, _, _ in known] + [(count / DENSE_LIQUID) ** (1 / 3)])
         cells = [min(max(3, math.ceil(extent / cutoff) + 1), 32)] * 3
-    if 28 * room > count:  # N²/2 comparisons against 14 cells an atom
+    if 28 * room > count:  # cells pay only if 14·room comparisons per atom are fewer than N/2
         return None
     for x, _, lattice in known:
         place = x / cutoff if lattice is None else (x @ torch.linalg.inv(lattice)) * torch.tensor(cells)

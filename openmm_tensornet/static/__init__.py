@@ -1,1 +1,1 @@
-"""A network made for fixed atoms: tables of its radial functions, lists of fixed size, one program without a synchronisation."""
+"""A network made for fixed atoms: radial tables, lists of fixed size, one program in which the host never waits for the GPU."""

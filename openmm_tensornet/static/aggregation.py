@@ -3,7 +3,7 @@
 Two ways with one interface, compared with each other and with the reference model in the tests:
 
 * :class:`DenseBlocks`: all pairs of each molecule as a block of n×n atoms. No gathering of features: the cheaper one
-  for up to about a hundred atoms a molecule.
+  for small molecules (up to DENSE_ATOMS of :mod:`.program`).
 * :class:`PairSums`: pairs as a list, gathered and added; for large molecules, where most pairs are beyond the cutoff.
 
 Shapes: A slots for atoms (molecules padded to equal size), P pairs i<j, F channels, G = 3(1+layers) radial functions

@@ -1,4 +1,4 @@
-"""The fused operators with their derivatives, behind the interfaces of the portable program."""
+"""The package's own operators behind the interfaces of the portable program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.module import Module
-from ..kernels import operators  # noqa: F401  registers them
+from ..kernels.operators import call
 from ..models import tensors
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2
@@ -16,174 +16,6 @@ from .network import perceptron
 from .tables import RadialTable
 
 _OPS = torch.ops.openmm_tensornet
-
-
-class _Geometry(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, positions, box, pairs, by_atom, far, single) -> tuple[Tensor, Tensor]:
-        distance, unit = _OPS.geometry(positions, box, pairs, by_atom, far, single)
-        ctx.save_for_backward(distance, unit, pairs, by_atom)
-        ctx.atoms = positions.shape[0]
-        return distance, unit
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.geometry_backward(*gradients, *ctx.saved_tensors, ctx.atoms), *(None,) * 5
-
-
-class _Embed(torch.autograd.Function):
-    """Also gives the distances back, so that what later uses of them bring is added in one kernel."""
-
-    @staticmethod
-    def forward(ctx, distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff):
-        ctx.save_for_backward(distance, unit, pairs, receiver, sender, table)
-        ctx.cutoff = cutoff
-        x = _OPS.embed(distance, unit, pairs, by_atom, receiver, sender, own, table, cutoff)
-        return x, distance.view_as(distance)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return *_OPS.embed_backward(*gradients, *ctx.saved_tensors, ctx.cutoff), *(None,) * 7
-
-
-class _Interact(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, distance, pairs, by_atom, own, table, cutoff, y, factor, both) -> Tensor:
-        out, m = _OPS.interact(distance, pairs, by_atom, own, table, cutoff, y, factor, both)
-        ctx.save_for_backward(distance, pairs, by_atom, own, table, y, m, factor)
-        ctx.rest = cutoff, both
-        return out
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        *saved, y, m, factor = ctx.saved_tensors
-        cutoff, both = ctx.rest
-        g_distance, g_y = _OPS.interact_backward(*gradients, *saved, cutoff, y, m, factor, both)
-        return g_distance, *(None,) * 5, g_y, None, None
-
-
-class _BlockMessage(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, scale, y) -> Tensor:
-        ctx.save_for_backward(weight, scale, y)
-        return _OPS.block_message(weight, scale, y)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.block_message_backward(*gradients, *ctx.saved_tensors)
-
-
-class _ChargeMessage(torch.autograd.Function):
-    """With the packed transposes of the weights, for the backward pass, as last arguments."""
-
-    @staticmethod
-    def forward(ctx, distance, pairs, table, cutoff, own, terms, *rest) -> Tensor:
-        *perceptron, y, back2, back1 = rest
-        m, *hidden = _OPS.charge_message(distance, pairs, table, cutoff, own, terms, *perceptron, y)
-        ctx.save_for_backward(distance, pairs, table, own, y, *hidden, back2, back1)
-        ctx.cutoff = cutoff
-        return m
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        distance, pairs, table, *saved = ctx.saved_tensors
-        found = _OPS.charge_message_backward(*gradients, distance, pairs, table, ctx.cutoff, *saved)
-        g_distance, g_terms, g_y = found
-        return g_distance, *(None,) * 4, g_terms, *(None,) * 4, g_y, None, None
-
-
-class _NormFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight)
-        return x.view_as(x), _OPS.norm_features(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.norm_features_backward(*gradients, *ctx.saved_tensors), None, None
-
-
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x) -> Tensor:
-        ctx.save_for_backward(x)
-        return _OPS.normalize(x)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.normalize_backward(*gradients, *ctx.saved_tensors)
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, gates, silu, normalize) -> Tensor:
-        ctx.save_for_backward(x, gates)
-        ctx.options = silu, normalize
-        return _OPS.gate(x, gates, silu, normalize)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return *_OPS.gate_backward(*gradients, *ctx.saved_tensors, *ctx.options), None, None
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, m, factor, both) -> Tensor:
-        ctx.save_for_backward(y, m, factor)
-        ctx.both = both
-        return _OPS.product(y, m, factor, both)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return *_OPS.product_backward(*gradients, *ctx.saved_tensors, ctx.both), None, None
-
-
-class _PlusSquare(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, d, factor, normalize) -> Tensor:
-        ctx.save_for_backward(x, d, factor)
-        ctx.normalize = normalize
-        return _OPS.plus_square(x, d, factor, normalize)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return *_OPS.plus_square_backward(*gradients, *ctx.saved_tensors, ctx.normalize), None, None
-
-
-class _Head(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h, weight, bias, silu) -> Tensor:
-        ctx.save_for_backward(h, weight)
-        ctx.silu = silu
-        return _OPS.head(h, weight, bias, silu)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.head_backward(*gradients, *ctx.saved_tensors, ctx.silu), None, None, None
-
-
-class _PartFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scalar, square, weight, bias) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.options = scalar, square
-        return _OPS.part_features(x, scalar, square, weight, bias)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        x, weight = ctx.saved_tensors
-        return _OPS.part_features_backward(*gradients, x, *ctx.options, weight), *(None,) * 4
-
-
-class _Equilibrate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h, molecule, charge) -> Tensor:
-        ctx.save_for_backward(h, molecule, charge)
-        return _OPS.equilibrate(h, molecule, charge)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        return _OPS.equilibrate_backward(*gradients, *ctx.saved_tensors), None, None
 
 
 class FusedOperators(Module):
@@ -204,36 +36,36 @@ class FusedOperators(Module):
         with torch.no_grad():
             by_atom = _OPS.by_atom(pairs, self.atoms)
         lattice = self.no_box if box is None else box
-        return _Geometry.apply(positions, lattice, pairs, by_atom, self.far, self.single)
+        return call("geometry", positions, lattice, pairs, by_atom, self.far, self.single)
 
     def block_message(self, weight: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-        return _BlockMessage.apply(weight, scale, y)
+        return call("block_message", weight, scale, y)
 
     def norm_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return _NormFeatures.apply(x, weight, bias)
+        return call("norm_features", x, weight, bias)
 
     def normalize(self, x: Tensor) -> Tensor:
-        return _Normalize.apply(x)
+        return call("normalize", x)
 
     def gate(self, x: Tensor, gates: Tensor, normalize: bool) -> Tensor:
-        return _Gate.apply(x, gates if self.silu else self.activation(gates), self.silu, normalize)
+        return call("gate", x, gates if self.silu else self.activation(gates), self.silu, normalize)
 
     def interact(self, sums: Any, weight: Any, y: Tensor) -> Tensor:
         if isinstance(sums, FusedSums):
             return sums.interact(weight, y, self.factor, self.both)
-        return _Product.apply(y, sums.message(weight, y), self.factor, self.both)
+        return call("product", y, sums.message(weight, y), self.factor, self.both)
 
     def plus_square(self, x: Tensor, d: Tensor, normalize: bool) -> Tensor:
-        return _PlusSquare.apply(x, d, self.square_factor, normalize)
+        return call("plus_square", x, d, self.square_factor, normalize)
 
     def part_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return _PartFeatures.apply(x, self.scalar, True, weight, bias)
+        return call("part_features", x, self.scalar, True, weight, bias)
 
     def invariant_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return _PartFeatures.apply(x, 3**-0.5, False, weight, bias)
+        return call("part_features", x, 3**-0.5, False, weight, bias)
 
     def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-        return _Equilibrate.apply(h.contiguous(), molecule, charge)
+        return call("equilibrate", h.contiguous(), molecule, charge)
 
     def perceptron(self, h: Tensor, linears: Any) -> Tensor:
         return perceptron(h, linears, self.activation)
@@ -241,11 +73,11 @@ class FusedOperators(Module):
     def head(self, h: Tensor, linears: Any) -> Tensor:
         *linears, last = linears
         h = self.perceptron(h, linears)
-        return _Head.apply(h if self.silu else self.activation(h), *last, self.silu)
+        return call("head", h if self.silu else self.activation(h), *last, self.silu)
 
 
 class FusedPairs(Module):
-    """The pairs closer than the cutoff, found in cells; like :class:`~openmm_tensornet.neighbors.lists.SelectedPairs`."""
+    """The pairs closer than the cutoff, found by one operator; like :class:`~openmm_tensornet.neighbors.lists.SelectedPairs`."""
 
     def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
         super().__init__()
@@ -293,8 +125,8 @@ class FusedSums(Module):
         table: Any = self.table_0
         with torch.no_grad():
             by_atom = _OPS.by_atom(pairs, self.receiver.shape[0])
-        x, distance = _Embed.apply(
-            distance, unit, pairs, by_atom, self.receiver, self.sender, self.own_embedding, table, self.cutoff
+        x, distance = call(
+            "embed", distance, unit, pairs, by_atom, self.receiver, self.sender, self.own_embedding, table, self.cutoff
         )
         return x, tuple((k, distance, pairs, by_atom) for k in range(1, self.layers + 1))
 
@@ -302,7 +134,7 @@ class FusedSums(Module):
         """Product of Y with its message Σ_j f_ij ⊙ Y_j, self pair included; (9, A, F)."""
         k, distance, pairs, by_atom = weight
         own, table = getattr(self, f"own_{k}"), getattr(self, f"table_{k}")
-        return _Interact.apply(distance, pairs, by_atom, own, table, self.cutoff, y, factor, both)
+        return call("interact", distance, pairs, by_atom, own, table, self.cutoff, y, factor, both)
 
 
 class ChargeTables(Module):
@@ -374,5 +206,5 @@ class FusedChargeSums(ChargeTables):
         table, own, *perceptron = (
             getattr(self, f"{name}_{k}") for name in ("table", "own", "panels1", "bias1", "panels2", "bias2")
         )
-        back = getattr(self, f"back2_{k}"), getattr(self, f"back1_{k}")
-        return _ChargeMessage.apply(distance, pairs, table, self.cutoff, own, terms, *perceptron, y, *back)
+        back = {name: getattr(self, f"{name}_{k}") for name in ("back2", "back1")}
+        return call("charge_message", distance, pairs, table, self.cutoff, own, terms, *perceptron, y, **back)

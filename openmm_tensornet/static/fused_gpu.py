@@ -1,4 +1,4 @@
-"""What programs for GPUs alone are made of, in the place of many small operators; behind the interfaces of the portable program."""
+"""Parts of programs for GPUs alone that replace many small operators, behind the interfaces of the portable program."""
 
 from __future__ import annotations
 
@@ -8,69 +8,11 @@ import torch
 from torch import Tensor
 
 from ..common.module import Module
+from ..kernels.operators import call
 from ..models.tensornet2 import TensorNet2
 from .fused import ChargeTables, FusedOperators
 
 _OPS = torch.ops.openmm_tensornet
-
-
-class _Perceptron(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h, *affine) -> Tensor:
-        out, hidden = _OPS.perceptron(h, affine)
-        ctx.save_for_backward(hidden, *affine)
-        return out
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        hidden, *affine = ctx.saved_tensors
-        return _OPS.perceptron_backward(*gradients, hidden, affine), *(None for _ in affine)
-
-
-class _PairTerms(torch.autograd.Function):
-    """Also gives the distances back, so that what the message's use of them brings is added in one kernel."""
-
-    @staticmethod
-    def forward(ctx, distance, pairs, by_atom, table, cutoff, own, terms) -> tuple[Tensor, Tensor]:
-        z, h = _OPS.pair_terms(distance, pairs, by_atom, table, cutoff, own, terms)
-        ctx.save_for_backward(distance, pairs, by_atom, table, z)
-        ctx.rest = cutoff, len(terms)
-        return h, distance.view_as(distance)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        *saved, z = ctx.saved_tensors
-        cutoff, atoms = ctx.rest
-        g_distance, g_terms = _OPS.pair_terms_backward(*gradients, *saved, cutoff, z, atoms)
-        return g_distance, *(None,) * 5, g_terms
-
-
-class _DirectedMessage(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, distance, pairs, by_atom, table, cutoff, own, z, y) -> Tensor:
-        ctx.save_for_backward(distance, pairs, by_atom, table, own, z, y)
-        ctx.cutoff = cutoff
-        return _OPS.directed_message(distance, pairs, by_atom, table, cutoff, own, z, y)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        *saved, own, z, y = ctx.saved_tensors
-        found = _OPS.directed_message_backward(*gradients, *saved, ctx.cutoff, own, z, y)
-        g_distance, g_z, g_y = found
-        return g_distance, *(None,) * 5, g_z, g_y
-
-
-class _Coulomb(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, distance, pairs, by_atom, q, weights, per_nm, cutoff) -> Tensor:
-        ctx.save_for_backward(distance, pairs, by_atom, q, weights)
-        ctx.rest = per_nm, cutoff
-        return _OPS.coulomb(distance, pairs, by_atom, q, weights, per_nm, cutoff)
-
-    @staticmethod
-    def backward(ctx, *gradients: Tensor):
-        g_distance, g_q = _OPS.coulomb_backward(*gradients, *ctx.saved_tensors, *ctx.rest)
-        return g_distance, None, None, g_q, *(None,) * 3
 
 
 class GPUOperators(FusedOperators):
@@ -78,7 +20,7 @@ class GPUOperators(FusedOperators):
 
     def perceptron(self, h: Tensor, linears: Any) -> Tensor:
         if self.silu and len(linears) in (2, 3):
-            return _Perceptron.apply(h, *(tensor for linear in linears for tensor in linear))
+            return call("perceptron", h, [tensor for linear in linears for tensor in linear])
         return super().perceptron(h, linears)
 
     def head(self, h: Tensor, linears: Any) -> Tensor:
@@ -101,10 +43,10 @@ class DirectedSums(ChargeTables):
         )
         with torch.no_grad():
             by_atom = _OPS.by_atom(pairs, y.shape[1])
-        h, distance = _PairTerms.apply(distance, pairs, by_atom, table, self.cutoff, own, terms)
+        h, distance = call("pair_terms", distance, pairs, by_atom, table, self.cutoff, own, terms)
         h = torch.nn.functional.silu(torch.addmm(bias1, h, weight1))
         z = torch.addmm(bias2, h, weight2)
-        return _DirectedMessage.apply(distance, pairs, by_atom, table, self.cutoff, own, z, y)
+        return call("directed_message", distance, pairs, by_atom, table, self.cutoff, own, z, y)
 
 
 class FusedCoulomb(Module):
@@ -122,4 +64,4 @@ class FusedCoulomb(Module):
         with torch.no_grad():
             by_atom = _OPS.by_atom(pairs, self.atoms)
         q = torch.cat(charges, dim=1)
-        return _Coulomb.apply(distance, pairs, by_atom, q, self.weights, self.per_nm, self.cutoff)
+        return call("coulomb", distance, pairs, by_atom, q, self.weights, self.per_nm, self.cutoff)

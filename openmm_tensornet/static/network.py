@@ -186,7 +186,7 @@ class PortableOperators(Module):
     atoms : int
         Atoms N, which may be fewer than slots A.
     far : float
-        nm; distance of a pair of an atom with itself, which stands for none. (Its vector says so too, where there are vectors.)
+        nm; distance given to unused places of the pair list, which name an atom with itself. Beyond the cutoff.
     """
 
     def __init__(self, model: TensorNet, charge: Tensor, dtype: torch.dtype, atoms: int, far: float):
@@ -283,7 +283,7 @@ class PortableOperators(Module):
 
 
 def perceptron(h: Tensor, linears: Any, activation: Any) -> Tensor:
-    """Linear layers with the activation between them; that of the last one is left to what takes the result."""
+    """Linear layers with the activation between them; the caller applies the one after the last layer, if any."""
     for k, (weight, bias) in enumerate(linears):
         h = torch.addmm(bias, h if k == 0 else activation(h), weight)
     return h

@@ -84,7 +84,7 @@ class StaticPotential(Module):
         Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
         energy and forces are NaN. Small molecules hold all pairs and ignore it.
     kernels : str
-        Of the two programs, for CPUs and for GPUs, of which every potential has both, wherever it is made. "portable": PyTorch's own
+        Kernels of the CPU and of the GPU program; every potential has both programs, wherever it is made. "portable": PyTorch's own
         operators. "fused": those of `openmm_tensornet.kernels`. "auto": fused on a CPU, portable on a GPU. "nnpops": portable, and on
         a GPU NNPOps lists the pairs.
     check : list of (positions, box or None, (energies, forces))
@@ -143,7 +143,7 @@ class StaticPotential(Module):
         self.tabulation: dict | None = None
         tables: list[RadialTable] | None = None
         if plan is None:
-            # NNPOps lists pairs across molecules too, so that its capacity does for both programs.
+            # NNPOps lists pairs across molecules too, so its capacity is enough for both programs.
             gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
             rooms = choose_rooms(model, atoms, gpu_rooms[0].capacity, check, FINDERS[on_cpu])
             tables = self._refine(reference, rooms[0].capacity, check) if tabulate else None

@@ -1,6 +1,6 @@
 """The program of a static potential as it is written: positions to energies and forces, with one call of autograd inside.
 
-:mod:`openmm_tensornet.graph.record` makes of it what users run.
+:mod:`openmm_tensornet.graph.record` turns it into the program that users run.
 """
 
 from __future__ import annotations

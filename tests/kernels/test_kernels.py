@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from openmm_tensornet.graph.record import flatten
 from openmm_tensornet.kernels import definitions, operators
 from openmm_tensornet.models.accuracy import TABULATION
 from openmm_tensornet.static import fused as functions
-from openmm_tensornet.static import fused_gpu as gpu_functions
 from openmm_tensornet.static import program
 from openmm_tensornet.static.potential import RANK, TABLE_SIZES, copy_double
 from openmm_tensornet.static.program import radial_functions, radial_tables
@@ -132,20 +132,12 @@ def charge_message(*arguments) -> torch.Tensor:
     (panels1, bias1, panels2, bias2), channels = arguments[6:10], arguments[5].shape[1] // 2
     back2 = cpu_matmul.pack(definitions.unpack(panels2, len(bias1), len(bias2)).T)
     back1 = cpu_matmul.pack(definitions.unpack(panels1, channels, len(bias1)).T)
-    return functions._ChargeMessage.apply(*arguments, back2, back1)
+    return operators.call("charge_message", *arguments, back2=back2, back1=back1)
 
 
-FUNCTIONS = {
-    "geometry": functions._Geometry.apply, "embed": functions._Embed.apply, "interact": functions._Interact.apply,
-    "block_message": functions._BlockMessage.apply, "norm_features": functions._NormFeatures.apply,
-    "part_features": functions._PartFeatures.apply, "gate": functions._Gate.apply, "head": functions._Head.apply,
-    "normalize": functions._Normalize.apply, "product": functions._Product.apply, "plus_square": functions._PlusSquare.apply,
-    "charge_message": charge_message, "equilibrate": functions._Equilibrate.apply,
-    "pair_terms": lambda *a: gpu_functions._PairTerms.apply(*a)[0], "directed_message": gpu_functions._DirectedMessage.apply,
-    "perceptron": lambda h, affine: gpu_functions._Perceptron.apply(h, *affine), "coulomb": gpu_functions._Coulomb.apply,
-}  # fmt: skip
-# Of several results, the one that has a derivative.
-RESULT = {"norm_features": 1, "embed": 0, "interact": 0, "pair_terms": 1, "perceptron": 0}
+# The place of the result that has a derivative, among what is given back with what is passed on, and among those of the definition.
+RESULT = {"norm_features": 1, "embed": 0, "pair_terms": 0}
+DEFINED = {"interact": 0, "pair_terms": 1, "perceptron": 0}
 
 
 def values_and_gradients(function, arguments: tuple, moving: tuple[int, ...], seeds=None):
@@ -161,17 +153,17 @@ def values_and_gradients(function, arguments: tuple, moving: tuple[int, ...], se
     return [*(r.detach() for r in results), *gradients]
 
 
-def one(name: str, function):
-    """A function that gives only the result that has a derivative."""
-    return lambda *a: r[RESULT[name]] if name in RESULT and isinstance(r := function(*a), tuple) else function(*a)
+def one(place: int | None, function):
+    """A function that gives only the result in this place."""
+    return function if place is None else lambda *a: function(*a)[place]
 
 
 def fused(name: str):
-    return one(name, FUNCTIONS[name])
+    return one(RESULT.get(name), charge_message if name == "charge_message" else partial(operators.call, name))
 
 
 def definition(name: str):
-    return one(name, getattr(definitions, name))
+    return one(DEFINED.get(name), getattr(definitions, name))
 
 
 def poison(monkeypatch):
@@ -210,24 +202,11 @@ def test_operators_equal_their_definitions(name, dtype, monkeypatch):
                 assert error < TOLERANCE[dtype], (atoms, channels, error)
 
 
-def by_plain_pytorch(monkeypatch):
-    """Put the plain PyTorch of each operator in its place, with what the operator gives beyond it."""
-    d = definitions
-    standing = {
-        "_Geometry": d.geometry,
-        "_Embed": lambda *a: (d.embed(*a), a[0]),
-        "_Interact": lambda *a: d.interact(*a)[0],
-        "_BlockMessage": d.block_message,
-        "_ChargeMessage": lambda *a: d.charge_message(*a[:-2]),
-        "_NormFeatures": lambda x, *affine: (x, d.norm_features(x, *affine)),
-        **{
-            f"_{n.title().replace('_', '')}": getattr(d, n)
-            for n in ("part_features", "equilibrate", "normalize", "gate")
-        },
-        **{f"_{n.title().replace('_', '')}": getattr(d, n) for n in ("product", "plus_square", "head")},
-    }
-    for name, function in standing.items():
-        monkeypatch.setattr(getattr(functions, name), "apply", function)
+def by_plain_pytorch(name: str, *args, **only_backward):
+    """What `operators.call` gives, by the plain PyTorch of the operator."""
+    result = definition(name)(*args)
+    passed_on = {"embed": (result, args[0]), "norm_features": (args[0], result)}
+    return passed_on.get(name, result)
 
 
 @pytest.mark.parametrize("way", ["blocks", "list"])
@@ -236,7 +215,7 @@ def test_plain_pytorch_of_the_operators_is_the_oracle(name, way, monkeypatch):
     """So that a kernel which equals it is right, also one for GPUs that none is here to run. Two of the models have charges."""
     if way == "list":
         monkeypatch.setattr(program, "DENSE_ATOMS", 1)
-    by_plain_pytorch(monkeypatch)
+    monkeypatch.setattr(functions, "call", by_plain_pytorch)
     case = (VARIANTS | CHARGE_VARIANTS)[name]
     model = copy_double(load_model(case.checkpoint))
     rooms = program.choose_rooms(model, case.atoms, None, [], "fused")
@@ -268,7 +247,7 @@ def test_geometry_in_a_box(dtype, triclinic):
     pairs = torch.cat((torch.combinations(torch.arange(40)).T, torch.zeros(2, 2, dtype=torch.long)), dim=1)
     arguments = (x, box, pairs, definitions.by_atom(pairs, 40), 2.5, dtype == torch.float32)
     expected = values_and_gradients(definitions.geometry, arguments, (0,))
-    found = values_and_gradients(functions._Geometry.apply, arguments, (0,))
+    found = values_and_gradients(fused("geometry"), arguments, (0,))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=TOLERANCE[dtype], atol=20 * TOLERANCE[dtype])
     assert found[0][-2:].tolist() == [2.5, 2.5]
@@ -339,13 +318,13 @@ def test_passing_through_adds_gradients():
     """Some functions also give an argument back, so that the gradients of both uses are added in one kernel."""
     case = Case(4, 16, torch.float64)
     x = case.x.clone().requires_grad_(True)
-    through, features = functions._NormFeatures.apply(x, case.weight, case.bias)
+    through, features = operators.call("norm_features", x, case.weight, case.bias)
     (found,) = torch.autograd.grad((through * case.y).sum() + features.sum(), x)
     (other,) = torch.autograd.grad(definitions.norm_features(x, case.weight, case.bias).sum(), x)
     torch.testing.assert_close(found, case.y + other, rtol=1e-12, atol=1e-12)
 
     distance = case.distance.clone().requires_grad_(True)
-    x, through = functions._Embed.apply(distance, *case.arguments("embed")[1:])
+    x, through = operators.call("embed", distance, *case.arguments("embed")[1:])
     (found,) = torch.autograd.grad(x.sum() + 3 * through.sum(), distance)
     (other,) = torch.autograd.grad(definitions.embed(distance, *case.arguments("embed")[1:]).sum(), distance)
     torch.testing.assert_close(found, 3 + other, rtol=1e-12, atol=1e-12)
@@ -356,7 +335,7 @@ def test_far_near_and_nan(name):
     """Beyond the table nothing is added, also where its pair is a dummy; too close and NaN make NaN of both atoms."""
     case = Case(4, 16, torch.float32)
     distance, *arguments = case.arguments(name)
-    operator = one(name, getattr(torch.ops.openmm_tensornet, name))
+    operator = one(DEFINED.get(name), getattr(torch.ops.openmm_tensornet, name))
     far = operator(torch.full_like(distance, CUTOFF), *arguments)
     none = [0 * a if a is case.by_atom else a for a in arguments]
     own = operator(distance[:0], *none)  # no pair at all

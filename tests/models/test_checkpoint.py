@@ -1039,6 +1039,27 @@ def test_models_with_priors_are_not_written(model_path, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_options_that_are_known_to_do_nothing(model_path, tmp_path):
+    source = model_path("variants/zero-layers")
+    content = torch.load(source, weights_only=True)
+    content["hyper_parameters"] |= {"dispersion": "D4", "run_name": "third"}
+    path = tmp_path / "model.ckpt"
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"pass load_model\(\.\.\., ignore_options=\['dispersion'\]\)"):
+        load_model(path)
+    with pytest.raises(ValueError, match="option run_name='third' is not known"):
+        load_model(path, ignore_options="dispersion")
+    own, other = (
+        m.state_dict() for m in (load_model(path, ignore_options=["dispersion", "run_name"]), load_model(source))
+    )
+    assert own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+    for name in ("cutoff_upper", "lr", "misspelt"):  # one that is read, one without effect, one that is not there
+        with pytest.raises(
+            ValueError, match=rf"ignore_options: expected .*\(dispersion, run_name\), received '{name}'"
+        ):
+            load_model(path, ignore_options=[name])
+
+
 def test_description_that_is_none(model_path, tmp_path):
     content = torch.load(model_path("variants/zero-layers"), weights_only=True)
     torch.save(content | {"openmm_tensornet": "text"}, tmp_path / "model.ckpt")

@@ -171,8 +171,8 @@ def geometry(positions, box, pairs, by_atom, far, single, distance, unit):
 
 
 @kernel
-def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, atoms, forces):
-    for a in range(atoms):
+def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, forces):
+    for a in range(len(forces)):
         forces[a, 0] = forces[a, 1] = forces[a, 2] = 0
     for p in range(len(distance)):
         i, j = pairs[0, p], pairs[1, p]

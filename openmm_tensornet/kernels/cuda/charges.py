@@ -110,7 +110,7 @@ def _pair_terms(
     distance, pairs, table, own, terms, z, h, count, atoms, channels, intervals,
     cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Of the atoms themselves, and of pairs in both directions."""
+    """First layer's values for the atoms themselves and for both directions of each pair."""
     item, f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     itself, exists = item < atoms, item < atoms + count
     p = tl.where(itself, 0, item - atoms)
@@ -185,8 +185,8 @@ def _pair_terms_backward(
         tl.store(g_distance + p, tl.load(g_through + p) + tl.sum(slope * g, 0))
 
 
-def pair_terms_backward(g_h, g_through, distance, pairs, by_atom, table, cutoff, z, atoms, g_distance, g_terms) -> None:
-    channels, count = z.shape[1], pairs.shape[1]
+def pair_terms_backward(g_h, g_through, distance, pairs, by_atom, table, cutoff, z, g_distance, g_terms) -> None:
+    atoms, channels, count = len(g_terms), z.shape[1], pairs.shape[1]
     width = min(CHANNELS, triton.next_power_of_2(channels))
     parts = triton.cdiv(channels, width)
     _pair_terms_backward[(atoms * parts + count,)](

@@ -125,7 +125,8 @@ def _geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, force
     tl.store(forces + 3 * atom + 2, tl.sum(fz, 0))
 
 
-def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, atoms, forces) -> None:
+def geometry_backward(g_distance, g_unit, distance, unit, pairs, by_atom, forces) -> None:
+    atoms = len(forces)
     _geometry_backward[(atoms,)](
         g_distance, g_unit, distance, unit, pairs, by_atom, forces, pairs.shape[1], atoms, BLOCK=at_once(distance)
     )

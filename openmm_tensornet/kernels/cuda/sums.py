@@ -1,4 +1,8 @@
-"""Sums over neighbors on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`."""
+"""Sums over neighbors on NVIDIA GPUs; see :mod:`openmm_tensornet.kernels.cuda`.
+
+`embed` makes the first tensors, `interact` sums TensorNet's messages and multiplies by them, and `block_message` sums messages over dense
+blocks of atoms, for a TensorNet2.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ from .steps import (
 def _neighbors(
     by_atom, pairs, distance, table, count, atoms, channels, intervals, k, end, f, inside, cutoff: tl.constexpr
 ):
-    """Of entries k of `by_atom`: pairs, other atoms, directions, which are within the cutoff, of which channels, and their functions."""
+    """For entries k of `by_atom`: pair, other atom, direction, whether it is within the cutoff, mask by channel, and radial functions."""
     exists, p, other, sign = entries(by_atom, pairs, count, atoms, k, end)
     d = tl.load(distance + p, exists, 0)
     near = exists & ~(d >= cutoff)
@@ -150,6 +154,7 @@ def _interact(
     distance, pairs, by_atom, own, table, y, factor, result, message, count, atoms, channels, intervals,
     cutoff: tl.constexpr, BOTH: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """Message of an atom's channels, its self pair included, and the normalised product with it."""
     atom, f = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = f < channels
     start, end = tl.load(by_atom + atom), tl.load(by_atom + atom + 1)
@@ -177,7 +182,7 @@ def _message_backward(
     distance, pairs, by_atom, own, table, y, g_m, g_distance, g_y, count, atoms, channels, intervals, parts,
     cutoff: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """The first programs add to the gradient by Y of an atom's channels, the others give that by a pair's distance."""
+    """The first atoms·parts programs add up dE/dY for channels of an atom; each of the others computes dE/d(distance) of a pair."""
     program = tl.program_id(0)
     if program < atoms * parts:
         atom, f = program // parts, program % parts * WIDTH + tl.arange(0, WIDTH)
