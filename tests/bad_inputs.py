@@ -431,7 +431,7 @@ EXPORTED: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
         "…: expected an exported TensorNet file, received a checkpoint or an archive; read it with load_model",
     ),
     (
-        "a file of a newer format", lambda g: g.described(lambda text: text.replace('"format_version": 2', '"format_version": 9')),
+        "a file of a newer format", lambda g: g.described(lambda text: text.replace('"format_version": 3', '"format_version": 9')),
         ValueError, "FILE: expected format version 2 or older, received 9; update openmm-tensornet (the file was written by …)",
     ),
     (

@@ -233,7 +233,7 @@ class EditExported(Damage):
 
     VALUES = (
         None, True, 0, 1, -1, 3, 2**31, 10**20, 0.5, -1.0, 1e300, float("nan"), float("inf"), "", "no", "TensorNet", "TensorNet2", "fused",
-        "portable", "nnpops", "double", "torch", [], [1], {}, {"cells": [3, 3, 3], "room": 1}, [["ZBL", {"max_z": 10**6}]], 768, 8192,
+        "portable", "nnpops", "double", "torch", [], [1], {}, {"cells": [3, 3, 3], "per_cell": 1}, [["ZBL", {"max_z": 10**6}]], 768, 8192,
     )  # fmt: skip
 
     def __call__(self, data: bytes) -> bytes:

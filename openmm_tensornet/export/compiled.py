@@ -44,7 +44,7 @@ from .torchscript import (
 FORMAT = "openmm-tensornet"
 
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
@@ -187,7 +187,7 @@ def example_inputs(specification: Specification, particles: list[int] | None) ->
 def describe(specification: Specification) -> dict:
     """What follows from a specification."""
     model, atoms, plan = specification.model, specification.atoms, specification.plan
-    room, coulomb = plan.gpu_rooms[0], plan.rooms[1]
+    list_plan, coulomb = plan.gpu_list_plans[0], plan.list_plans[1]
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -202,10 +202,10 @@ def describe(specification: Specification) -> dict:
         "coulomb_cutoff_nm": coulomb_cutoff_of(model),
         "periodic": specification.periodic,
         "precision": specification.precision,
-        "max_pairs": room.capacity,
+        "max_pairs": list_plan.capacity,
         "pair_lists": None
-        if room.capacity is None
-        else dict(zip(DEVICES, (plan.rooms[0].finder, room.finder), strict=True)),
+        if list_plan.capacity is None
+        else dict(zip(DEVICES, (plan.list_plans[0].finder, list_plan.finder), strict=True)),
         "max_coulomb_pairs": None if coulomb is None else coulomb.capacity,
         "kernels": specification.kernels,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},

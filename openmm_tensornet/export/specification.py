@@ -25,7 +25,7 @@ from ..models.tensornet import TensorNet, TensorNetConfig
 from ..models.tensornet2 import TensorNet2, TensorNet2Config
 from ..neighbors.plan import Grid
 from ..static.potential import DTYPES, FINDERS, KERNELS, TABLE_SIZES, Plan, StaticPotential
-from ..static.program import Room
+from ..static.program import ListPlan
 
 LARGEST_LIST = 1 << 28  # pairs, or places in the cells of a grid
 _PRIORS: dict[str, Any] = {kind.__name__: kind for kind in (Atomref, ZBL, D2)}
@@ -89,7 +89,10 @@ class Specification:
             "precision": self.precision,
             "kernels": self.kernels,
             "intervals": self.plan.intervals,
-            "rooms": [[_describe(room) for room in rooms] for rooms in (self.plan.rooms, self.plan.gpu_rooms)],
+            "lists": [
+                [_describe(plan) for plan in list_plans]
+                for list_plans in (self.plan.list_plans, self.plan.gpu_list_plans)
+            ],
         }
         weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
         return safetensors.torch.save(weights, {_ENTRY: json.dumps(described)})
@@ -131,8 +134,12 @@ def with_texts(content: bytes, texts: Mapping[str, str]) -> bytes:
     return safetensors.torch.save(safetensors.torch.load(content), dict(texts))
 
 
-def _describe(room: Room | None) -> dict | None:
-    return None if room is None else room._asdict() | {"grid": None if room.grid is None else room.grid._asdict()}
+def _describe(list_plan: ListPlan | None) -> dict | None:
+    return (
+        None
+        if list_plan is None
+        else list_plan._asdict() | {"grid": None if list_plan.grid is None else list_plan.grid._asdict()}
+    )
 
 
 def _build(described: Mapping[str, Any], weights: dict[str, torch.Tensor]) -> Specification:
@@ -172,24 +179,26 @@ def _build(described: Mapping[str, Any], weights: dict[str, torch.Tensor]) -> Sp
     one_of("kernels", described["kernels"], KERNELS)
     one_of("precision", described["precision"], DTYPES)
     count = len(atoms.numbers)
-    rooms = [
-        (_room(pairs, count), None if coulomb is None else _room(coulomb, count))
-        for pairs, coulomb in described["rooms"]
+    list_plans = [
+        (_list_plan(pairs, count), None if coulomb is None else _list_plan(coulomb, count))
+        for pairs, coulomb in described["lists"]
     ]
     periodic = flag("periodic", described["periodic"])
-    return Specification(model, atoms, periodic, described["precision"], described["kernels"], Plan(intervals, *rooms))
+    return Specification(
+        model, atoms, periodic, described["precision"], described["kernels"], Plan(intervals, *list_plans)
+    )
 
 
-def _room(described: dict, count: int) -> Room:
-    """Room for what `count` atoms can need."""
+def _list_plan(described: dict, count: int) -> ListPlan:
+    """A list no longer than `count` atoms can need."""
     capacity, grid = described["capacity"], described["grid"]
     one_of("finder", described["finder"], tuple(FINDERS.values()))
     if capacity is not None:
         capacity = integer("capacity", capacity, 1, min(LARGEST_LIST, max(1, count * (count - 1) // 2)))
     if grid is not None:
         cells = [integer("cells", number, 3, LARGEST_LIST) for number in grid["cells"]]
-        room = integer("room", grid["room"], 1, 2 * count)
-        if len(cells) != 3 or cells[0] * cells[1] * cells[2] * room > LARGEST_LIST:
+        per_cell = integer("per_cell", grid["per_cell"], 1, 2 * count)
+        if len(cells) != 3 or cells[0] * cells[1] * cells[2] * per_cell > LARGEST_LIST:
             raise ValueError(f"grid: expected three numbers of cells with few places in all, received {grid}")
-        grid = Grid((cells[0], cells[1], cells[2]), room)
-    return Room(capacity, grid, described["finder"])
+        grid = Grid((cells[0], cells[1], cells[2]), per_cell)
+    return ListPlan(capacity, grid, described["finder"])

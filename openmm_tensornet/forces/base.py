@@ -241,14 +241,14 @@ class PotentialForce:
             check_positions(own, atoms, labels, box)
         except ValueError as error:
             return str(error)
-        for kind, room in (("network", metadata["max_pairs"]), ("coulomb", metadata["max_coulomb_pairs"])):
-            if room is None:
+        for kind, most in (("network", metadata["max_pairs"]), ("coulomb", metadata["max_coulomb_pairs"])):
+            if most is None:
                 continue
             cutoff = metadata[f"{kind}_cutoff_nm"]
             pairs = find_pairs(own, atoms.tensors()[1], cutoff, box).edge_index.shape[1] // 2
-            if pairs > room:
+            if pairs > most:
                 return (
-                    f"positions: expected at most {room} pairs closer than the cutoff of {cutoff:g} nm, found {pairs}; make the force "
+                    f"positions: expected at most {most} pairs closer than the cutoff of {cutoff:g} nm, found {pairs}; make the force "
                     "with positions= of a geometry as dense as this one"
                 )
         return (

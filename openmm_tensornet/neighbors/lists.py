@@ -90,7 +90,7 @@ class CellPairs(Module):
 
     def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int, grid: Grid):
         super().__init__()
-        self.periodic, self.cutoff, self.capacity, self.room = periodic, cutoff, capacity, grid.room
+        self.periodic, self.cutoff, self.capacity, self.per_cell = periodic, cutoff, capacity, grid.per_cell
         self.several = bool((molecules != molecules[0]).any())
         cells = grid.cells[0] * grid.cells[1] * grid.cells[2]
         offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * 3)
@@ -99,10 +99,10 @@ class CellPairs(Module):
             "cells": torch.tensor(grid.cells),
             "strides": torch.tensor([grid.cells[1] * grid.cells[2], grid.cells[2], 1]),
             "offsets": offsets[13:].unsqueeze(0),  # the cell itself, then one of each opposite pair
-            "no_atom": torch.full((cells * grid.room + 1,), len(molecules)),
+            "no_atom": torch.full((cells * grid.per_cell + 1,), len(molecules)),
             "order": torch.arange(len(molecules)),
-            "candidates": torch.arange(len(molecules) * 14 * grid.room),
-            "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.room),
+            "candidates": torch.arange(len(molecules) * 14 * grid.per_cell),
+            "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.per_cell),
             "unit": torch.eye(3, dtype=torch.float64),
             "far": torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64),
             "nobody": torch.full((1, 3), torch.nan),
@@ -112,7 +112,7 @@ class CellPairs(Module):
             self.register_buffer(name, value)
 
     def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        count, room = positions.shape[0], self.room
+        count, per_cell = positions.shape[0], self.per_cell
         if self.periodic:
             assert box is not None
             inverse = torch.linalg.solve_triangular(box, self.unit.to(box.dtype), upper=False)
@@ -126,31 +126,31 @@ class CellPairs(Module):
         number = (cell * self.strides).sum(1)
         sorted_number, order = number.sort(stable=True)
         rank = self.order - torch.searchsorted(sorted_number, sorted_number)
-        overflow = rank.amax() >= room
-        slot = torch.where(rank < room, sorted_number * room + rank, self.no_atom.shape[0] - 1)
-        members = self.no_atom.scatter(0, slot, order)[:-1].view(-1, room)
+        overflow = rank.amax() >= per_cell
+        slot = torch.where(rank < per_cell, sorted_number * per_cell + rank, self.no_atom.shape[0] - 1)
+        members = self.no_atom.scatter(0, slot, order)[:-1].view(-1, per_cell)
 
         around = ((cell.unsqueeze(1) + self.offsets).remainder(self.cells) * self.strides).sum(2)
-        other = members.index_select(0, around.flatten()).view(count, 14, room)
+        other = members.index_select(0, around.flatten()).view(count, 14, per_cell)
         # Compared in float32 with some slack; what is beyond the cutoff after all gets zero from every function.
         x = positions.float()
         if self.periodic:
             x = x - torch.mm((place / self.cells).floor().float(), box.float())  # type: ignore[union-attr]
         vector = (
-            torch.cat((x, self.nobody)).index_select(0, other.flatten()).view(count, 14, room, 3) - x[:, None, None]
+            torch.cat((x, self.nobody)).index_select(0, other.flatten()).view(count, 14, per_cell, 3) - x[:, None, None]
         )
         if self.periodic:
-            vector = minimum_image(vector.view(-1, 3), box.float()).view(count, 14, room, 3)  # type: ignore[union-attr]
+            vector = minimum_image(vector.view(-1, 3), box.float()).view(count, 14, per_cell, 3)  # type: ignore[union-attr]
         near = (vector * vector).sum(3) < (1.0005 * self.cutoff) ** 2
         twice = other[:, 0] > self.order.unsqueeze(1)  # in its own cell an atom takes those after it
         near = torch.cat((near[:, :1] & twice.unsqueeze(1), near[:, 1:]), dim=1)
         if self.several:
-            theirs = torch.cat((self.molecules, self.zero)).index_select(0, other.flatten()).view(count, 14, room)
+            theirs = torch.cat((self.molecules, self.zero)).index_select(0, other.flatten()).view(count, 14, per_cell)
             near = near & (theirs == self.molecules[:, None, None])
 
         chosen, missed = compact(near.flatten(), self.candidates, self.unused)
         used = chosen < self.candidates.shape[0]
-        i = torch.where(used, chosen // (14 * room), 0)
+        i = torch.where(used, chosen // (14 * per_cell), 0)
         j = torch.where(used, torch.cat((other.flatten(), self.zero)).index_select(0, chosen), 0)
         exact = positions.index_select(0, i) - positions.index_select(0, j)
         if self.periodic:

@@ -18,10 +18,10 @@ MARGIN = 1.25
 
 
 class Grid(NamedTuple):
-    """Cells in each direction, and the room for atoms in each cell."""
+    """Cells in each direction, and how many atoms each has room for."""
 
     cells: tuple[int, int, int]
-    room: int
+    per_cell: int
 
 
 def choose_grid(
@@ -38,7 +38,7 @@ def choose_grid(
     known : list of (positions, molecules, box or None)
         Geometries that must fit.
     """
-    room = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
+    per_cell = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
     if box is not None:
         heights = 1 / torch.linalg.vector_norm(torch.linalg.inv(box), dim=0)
         cells = [int(0.96 * float(h) / cutoff) for h in heights]
@@ -47,13 +47,13 @@ def choose_grid(
     else:
         extent = max([float(x.amax() - x.amin()) for x, _, _ in known] + [(count / DENSE_LIQUID) ** (1 / 3)])
         cells = [min(max(3, math.ceil(extent / cutoff) + 1), 32)] * 3
-    if 28 * room > count:  # cells pay only if 14·room comparisons per atom are fewer than N/2
+    if 28 * per_cell > count:  # cells pay only if 14·per_cell comparisons per atom are fewer than N/2
         return None
     for x, _, lattice in known:
         place = x / cutoff if lattice is None else (x @ torch.linalg.inv(lattice)) * torch.tensor(cells)
         cell = place.floor().long().remainder(torch.tensor(cells))
-        room = max(room, math.ceil(1.5 * int(torch.unique(cell, dim=0, return_counts=True)[1].max())))
-    return Grid((cells[0], cells[1], cells[2]), room)
+        per_cell = max(per_cell, math.ceil(1.5 * int(torch.unique(cell, dim=0, return_counts=True)[1].max())))
+    return Grid((cells[0], cells[1], cells[2]), per_cell)
 
 
 def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:

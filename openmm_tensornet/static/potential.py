@@ -23,9 +23,9 @@ from ..models.tensornet2 import TensorNet2
 from ..neighbors.lists import import_nnpops
 from .program import (
     DirectRadial,
-    Room,
+    ListPlan,
     StaticProgram,
-    choose_rooms,
+    plan_lists,
     radial_functions,
     radial_tables,
 )
@@ -57,13 +57,13 @@ class Plan(NamedTuple):
     ----------
     intervals : int or None
         Of its tables; None without tables.
-    rooms, gpu_rooms : tuple of (Room, Room or None)
+    list_plans, gpu_list_plans : tuple of (ListPlan, ListPlan or None)
         What the lists hold on a CPU and on a GPU: of the network, and of the Coulomb interaction, where there is one.
     """
 
     intervals: int | None
-    rooms: tuple[Room, Room | None]
-    gpu_rooms: tuple[Room, Room | None]
+    list_plans: tuple[ListPlan, ListPlan | None]
+    gpu_list_plans: tuple[ListPlan, ListPlan | None]
 
 
 class StaticPotential(Module):
@@ -144,11 +144,11 @@ class StaticPotential(Module):
         tables: list[RadialTable] | None = None
         if plan is None:
             # NNPOps lists pairs across molecules too, so its capacity is enough for both programs.
-            gpu_rooms = choose_rooms(model, atoms, max_pairs, check, FINDERS[on_gpu])
-            rooms = choose_rooms(model, atoms, gpu_rooms[0].capacity, check, FINDERS[on_cpu])
-            tables = self._refine(reference, rooms[0].capacity, check) if tabulate else None
-            plan = Plan(tables[0].intervals if tables else None, rooms, gpu_rooms)
-        self.plan, self.capacity = plan, plan.gpu_rooms[0].capacity
+            gpu_list_plans = plan_lists(model, atoms, max_pairs, check, FINDERS[on_gpu])
+            list_plans = plan_lists(model, atoms, gpu_list_plans[0].capacity, check, FINDERS[on_cpu])
+            tables = self._refine(reference, list_plans[0].capacity, check) if tabulate else None
+            plan = Plan(tables[0].intervals if tables else None, list_plans, gpu_list_plans)
+        self.plan, self.capacity = plan, plan.gpu_list_plans[0].capacity
         functions = radial_functions(reference, self.capacity is None)
         if plan.intervals is None:
             radial: list = [DirectRadial(group, DTYPES[precision]) for group in functions]
@@ -157,14 +157,14 @@ class StaticPotential(Module):
             tables = tables or radial_tables(reference, functions, plan.intervals, RANK[precision])
             radial = [table.to(DTYPES[precision]) for table in tables]
         given = reference, atoms, periodic, DTYPES[precision], radial
-        program = StaticProgram(*given, plan.rooms, self.fused)
+        program = StaticProgram(*given, plan.list_plans, self.fused)
         self.cutoff = program.cutoff
         example: tuple[Tensor, ...] = (torch.zeros(len(atoms.numbers), 3, dtype=torch.float64),)
         if periodic:
             example = (*example, torch.eye(3, dtype=torch.float64))
         programs = [flatten(program, example)]
         if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
-            gpu_program = StaticProgram(*given, plan.gpu_rooms, on_gpu == "fused", gpu=True)
+            gpu_program = StaticProgram(*given, plan.gpu_list_plans, on_gpu == "fused", gpu=True)
             programs.append(flatten(gpu_program, example, keep=True))
             share_buffers(*programs)
         self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
@@ -178,11 +178,11 @@ class StaticPotential(Module):
         """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
         worst, errors = Deviation(0.0, 0.0), []
         # In the portable program: fused kernels for float64 would have to be compiled for this alone.
-        rooms = choose_rooms(model, self.atoms, capacity, check)
+        list_plans = plan_lists(model, self.atoms, capacity, check)
         functions = radial_functions(model, capacity is None)
         for intervals in TABLE_SIZES:
             tables = radial_tables(model, functions, intervals, RANK[self.precision])
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, rooms)
+            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, list_plans)
             found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
             if not worst.within(TABULATION[self.precision]):
@@ -273,11 +273,11 @@ def expected_energies_and_forces(
     model = copy_double(model)
     if len(atoms.numbers) <= REFERENCE_ATOMS:
         return {name: reference_energy_and_forces(model, atoms, *case) for name, case in cases.items()}
-    rooms = choose_rooms(model, atoms, None, [(*case, None) for case in cases.values()])
-    functions = radial_functions(model, rooms[0].capacity is None)
+    list_plans = plan_lists(model, atoms, None, [(*case, None) for case in cases.values()])
+    functions = radial_functions(model, list_plans[0].capacity is None)
     radial = radial_tables(model, functions, TABLE_SIZES[-1], RANK["double"])
     periodic = any(box is not None for _, box in cases.values())
-    program = StaticProgram(model, atoms, periodic, torch.float64, radial, rooms)
+    program = StaticProgram(model, atoms, periodic, torch.float64, radial, list_plans)
     return {name: program(*case)[:2] for name, case in cases.items()}
 
 

@@ -77,8 +77,8 @@ class DirectRadial(Module):
         return [DirectRadial(self.functions, self.dtype, (k, parts)) for k in range(parts)]
 
 
-class Room(NamedTuple):
-    """What the list of pairs within a cutoff holds.
+class ListPlan(NamedTuple):
+    """Plan of the list of pairs within a cutoff.
 
     Attributes
     ----------
@@ -115,8 +115,8 @@ class StaticProgram(Module):
         As there; the model in float64.
     radial : list of RadialTable or DirectRadial
         Of :func:`radial_functions`.
-    rooms : tuple of Room
-        Of :func:`choose_rooms`.
+    list_plans : tuple of ListPlan
+        Of :func:`plan_lists`.
     fused : bool
         Whether it is made of fused operators.
     gpu : bool
@@ -130,7 +130,7 @@ class StaticProgram(Module):
         periodic: bool,
         dtype: torch.dtype,
         radial: list[Any],
-        rooms: tuple[Room, Room | None],
+        list_plans: tuple[ListPlan, ListPlan | None],
         fused: bool = False,
         gpu: bool = False,
     ):
@@ -143,11 +143,11 @@ class StaticProgram(Module):
         self.num_molecules = len(atoms.charges)
 
         zero = torch.zeros(1, dtype=torch.float64)
-        room, coulomb_room = rooms
-        dense = is_dense(model, room, fused)
+        list_plan, coulomb_plan = list_plans
+        dense = is_dense(model, list_plan, fused)
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
         places, occupied = _slots(molecules, self.num_molecules)
-        pairs = room.pairs(molecules, periodic, cutoff)
+        pairs = list_plan.pairs(molecules, periodic, cutoff)
         operators_of = (GPUOperators if gpu else FusedOperators) if fused else PortableOperators
         # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
         factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
@@ -156,7 +156,7 @@ class StaticProgram(Module):
         embedding: FusedSums | None = None
         charge_sums = DirectedSums if gpu else FusedChargeSums
         together = isinstance(model.activation, nn.SiLU)
-        chunk = room.capacity if gpu and room.capacity is not None else CHUNK
+        chunk = list_plan.capacity if gpu and list_plan.capacity is not None else CHUNK
         if dense:
             n = occupied.shape[1]
             slot_z = torch.zeros(occupied.numel(), dtype=torch.long)
@@ -190,7 +190,7 @@ class StaticProgram(Module):
             else:
                 sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], chunk)
             slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
-        self.guarded = room.capacity is not None or bool((torch.bincount(molecules) == 1).any())
+        self.guarded = list_plan.capacity is not None or bool((torch.bincount(molecules) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])
         self.coulomb: nn.Module | None = None
         if isinstance(model, TensorNet2):
@@ -199,14 +199,14 @@ class StaticProgram(Module):
             )
             self.register_buffer("places", places)
             self.register_buffer("total_charge", charges)
-            if coulomb_room is not None and not (dense and pairs.empty):
+            if coulomb_plan is not None and not (dense and pairs.empty):
                 coulomb_of = FusedCoulomb if fused and gpu else StaticCoulomb
                 self.coulomb = coulomb_of(model, (occupied.shape[0], occupied.shape[1]), dtype)
                 if dense:  # the same pairs
                     self.register_buffer("slots", slots)
                 else:
                     long_range = coulomb_cutoff_of(model) or self.cutoff  # without one, all pairs
-                    self.lists.append(coulomb_room.pairs(molecules, periodic, long_range))
+                    self.lists.append(coulomb_plan.pairs(molecules, periodic, long_range))
         else:
             self.network = StaticNetwork(model, sums, operators, dtype)
 
@@ -290,9 +290,9 @@ class StaticProgram(Module):
         return torch.stack([prior.pair_energy(z_i, z_j, distance * self.per_nm) for prior in self.priors]).sum(0)
 
 
-def choose_rooms(
+def plan_lists(
     model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], finder: str = "torch"
-) -> tuple[Room, Room | None]:
+) -> tuple[ListPlan, ListPlan | None]:
     """What the list of the network holds, and that of the Coulomb interaction, where there is one."""
     _, molecules, _ = atoms.tensors()
     sizes = torch.bincount(molecules)
@@ -304,9 +304,9 @@ def choose_rooms(
     if max_pairs is not None:
         integer("max_pairs", max_pairs, 1)
 
-    def room(cutoff: float, capacity: int | None = None) -> Room:
+    def plan(cutoff: float, capacity: int | None = None) -> ListPlan:
         if dense or not math.isfinite(cutoff):
-            return Room(None)
+            return ListPlan(None)
         cutoff = cutoff * model.units.nm_per_length
         if capacity is None:
             capacity = pair_capacity(sizes, cutoff, known)
@@ -318,15 +318,15 @@ def choose_rooms(
             )
         capacity = max(1, min(capacity, everything))
         if finder != "torch":
-            return Room(capacity, finder=finder)
+            return ListPlan(capacity, finder=finder)
         # Without a geometry nothing is known of the box, and all pairs are compared.
         grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
-        return Room(capacity, grid)
+        return ListPlan(capacity, grid)
 
-    coulomb: Room | None = None
+    coulomb: ListPlan | None = None
     if isinstance(model, TensorNet2) and model.config.coulomb:
-        coulomb = room(model.config.coulomb_cutoff or math.inf)
-    return room(model.network_cutoff, max_pairs), coulomb
+        coulomb = plan(model.config.coulomb_cutoff or math.inf)
+    return plan(model.network_cutoff, max_pairs), coulomb
 
 
 def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -349,9 +349,9 @@ def _species_halves(model: TensorNet, z: Tensor) -> tuple[Tensor, Tensor]:
     return receiver + linear.bias, sender
 
 
-def is_dense(model: TensorNet, room: Room, fused: bool) -> bool:
+def is_dense(model: TensorNet, list_plan: ListPlan, fused: bool) -> bool:
     """Whether sums are over dense blocks; fused ones always go through a list."""
-    return room.capacity is None and (not fused or isinstance(model, TensorNet2))
+    return list_plan.capacity is None and (not fused or isinstance(model, TensorNet2))
 
 
 def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:

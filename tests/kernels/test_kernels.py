@@ -218,10 +218,10 @@ def test_plain_pytorch_of_the_operators_is_the_oracle(name, way, monkeypatch):
     monkeypatch.setattr(functions, "call", by_plain_pytorch)
     case = (VARIANTS | CHARGE_VARIANTS)[name]
     model = copy_double(load_model(case.checkpoint))
-    rooms = program.choose_rooms(model, case.atoms, None, [], "fused")
-    radial = radial_functions(model, rooms[0].capacity is None)
+    list_plans = program.plan_lists(model, case.atoms, None, [], "fused")
+    radial = radial_functions(model, list_plans[0].capacity is None)
     tables = radial_tables(model, radial, TABLE_SIZES[-1], RANK["double"])
-    fused = program.StaticProgram(model, case.atoms, False, torch.float64, tables, rooms, fused=True)
+    fused = program.StaticProgram(model, case.atoms, False, torch.float64, tables, list_plans, fused=True)
     energies, forces = (found.detach().numpy() / KJ_PER_EV for found in fused(case.tensors()[0])[:2])
     assert np.abs(energies - case.energies).max() / len(forces) < TABULATION["double"].energy
     assert np.linalg.norm(forces / 10 - case.forces) / np.linalg.norm(case.forces) < TABULATION["double"].force

@@ -124,7 +124,7 @@ def test_more_coulomb_pairs_than_the_list_holds_is_nan(monkeypatch):
     for capacity in (count, count - 1):
         monkeypatch.setattr(program, "pair_capacity", lambda *_, capacity=capacity: capacity)
         static = StaticPotential(model, atoms, periodic=True, precision="double", tabulate=False, max_pairs=276)
-        assert static.plan.rooms[1].capacity == capacity
+        assert static.plan.list_plans[1].capacity == capacity
         energies, forces = static(x, box)
         charges = static.partial_charges(x, box)
         for values in (energies, forces, charges):
