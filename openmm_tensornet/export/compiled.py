@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..models.accuracy import TOLERANCES, Deviation, deviation, geometries, pack
 from ..models.tensornet import TensorNet
 from ..static.potential import (
     KERNELS,
+    Options,
     StaticPotential,
     choose_coulomb_cutoff,
     expected_energies_and_forces,
@@ -86,15 +88,11 @@ def compile_potential(
     atoms: Atoms,
     *,
     particles: list[int] | None = None,
-    periodic: bool = False,
-    precision: str = "single",
-    tabulate: bool = True,
-    max_pairs: int | None = None,
-    kernels: str = "portable",
     positions: Tensor | None = None,
     box: Tensor | None = None,
     coulomb_cutoff: float | None = None,
     self_contained: bool = False,
+    **options: Any,
 ) -> Exported:
     """Make and check the module that TorchForce runs.
 
@@ -104,19 +102,14 @@ def compile_potential(
     atoms : Atoms
     particles : list of int, optional
         Index in the System of each atom; by default the System has these atoms alone.
-    periodic : bool
-    precision : str
-        "single" or "double".
-    tabulate : bool
-        False evaluates the radial functions themselves.
-    max_pairs, kernels
-        See :class:`~openmm_tensornet.static.potential.StaticPotential`.
     positions, box : Tensor, optional
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
     coulomb_cutoff : float, optional
         nm; see :func:`~openmm_tensornet.static.potential.choose_coulomb_cutoff`.
     self_contained : bool
         Whether the module holds its programs, rather than what they are made of.
+    **options
+        Attributes of :class:`~openmm_tensornet.static.potential.Options`.
 
     Raises
     ------
@@ -125,6 +118,8 @@ def compile_potential(
     GraphSafetyError
         If it could not be captured in a CUDA graph.
     """
+    chosen = Options(**options)
+    periodic, precision = chosen.periodic, chosen.precision
     model = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
@@ -132,25 +127,17 @@ def compile_potential(
     cutoff = model.network_cutoff * model.units.nm_per_length
     cases = geometries(atoms, cutoff, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
-    potential = StaticPotential(
-        model,
-        atoms,
-        periodic=periodic,
-        precision=precision,
-        tabulate=tabulate,
-        max_pairs=max_pairs,
-        kernels=kernels,
-        check=[(*cases[k], expected[k]) for k in cases],
-    )
+    check = [(*cases[k], expected[k]) for k in cases]
+    potential = StaticPotential(model, atoms, check=check, **options)
     # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
     if (
         potential.gpu_program is not potential.program
-        and KERNELS[kernels][1] == "portable"
+        and KERNELS[chosen.kernels][1] == "portable"
         and potential.capacity is None
     ):
         for name, case in cases.items():
             _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
-    specification = Specification(model, atoms, periodic, precision, kernels, potential.plan)
+    specification = Specification(model, atoms, chosen, potential.plan)
     content = specification.pack()
     key = key_of(content)
     module = (
@@ -181,7 +168,7 @@ def example_inputs(specification: Specification, particles: list[int] | None) ->
     if particles is not None:
         positions = positions.new_zeros(max(particles) + 1, 3).index_copy(0, torch.tensor(particles), positions)
     edge = 3 * max(cutoff, float(positions.abs().max()))
-    return [positions.float(), torch.eye(3) * edge][: 1 + specification.periodic]
+    return [positions.float(), torch.eye(3) * edge][: 1 + specification.options.periodic]
 
 
 def describe(specification: Specification) -> dict:
@@ -200,14 +187,14 @@ def describe(specification: Specification) -> dict:
         "cutoff_nm": box_cutoff(model),
         "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
         "coulomb_cutoff_nm": coulomb_cutoff_of(model),
-        "periodic": specification.periodic,
-        "precision": specification.precision,
+        "periodic": specification.options.periodic,
+        "precision": specification.options.precision,
         "max_pairs": list_plan.capacity,
         "pair_lists": None
         if list_plan.capacity is None
         else dict(zip(DEVICES, (plan.list_plans[0].finder, list_plan.finder), strict=True)),
         "max_coulomb_pairs": None if coulomb is None else coulomb.capacity,
-        "kernels": specification.kernels,
+        "kernels": specification.options.kernels,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
 
@@ -233,7 +220,7 @@ def _wrapped(
     specification: Specification, program: nn.Module, charges: nn.Module | None, particles: list[int] | None
 ) -> torch.jit.ScriptModule:
     index = None if particles is None else torch.tensor(particles)
-    given = index, len(specification.atoms.numbers), specification.periodic
+    given = index, len(specification.atoms.numbers), specification.options.periodic
     if charges is not None:
         charges = Charges(charges, *given)
     return inlined(EnergyAndForces(program, charges, *given))

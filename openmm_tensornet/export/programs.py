@@ -80,14 +80,14 @@ def cpu_program(
     def own(potential: StaticPotential) -> nn.Module:
         if not potential.fused:
             return finish(potential.program)
-        if not available() and specification.kernels == "auto":  # a file from where numba is
+        if not available() and specification.options.kernels == "auto":  # a file from where numba is
             return finish(potential.gpu_program)
         from ..kernels.lowering import lower  # which needs numba
 
         return finish(lower(potential.program))
 
     atoms = specification.atoms
-    blocks = None if specification.periodic or potential.capacity is not None else replica_blocks(atoms)
+    blocks = None if specification.options.periodic or potential.capacity is not None else replica_blocks(atoms)
     if blocks is None:
         return own(potential)
     members = blocks[0].tolist()

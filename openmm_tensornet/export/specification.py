@@ -17,14 +17,14 @@ import safetensors.torch
 import torch
 
 from ..common.atoms import Atoms
-from ..common.checks import flag, integer, one_of
+from ..common.checks import integer, one_of
 from ..common.units import ModelUnits
 from ..models.checkpoint import check_weights
 from ..models.priors import D2, ZBL, Atomref
 from ..models.tensornet import TensorNet, TensorNetConfig
 from ..models.tensornet2 import TensorNet2, TensorNet2Config
 from ..neighbors.plan import Grid
-from ..static.potential import DTYPES, FINDERS, KERNELS, TABLE_SIZES, Plan, StaticPotential
+from ..static.potential import FINDERS, TABLE_SIZES, Options, Plan, StaticPotential
 from ..static.program import ListPlan
 
 LARGEST_LIST = 1 << 28  # pairs, or places in the cells of a grid
@@ -44,16 +44,13 @@ class Specification:
     ----------
     model : TensorNet
     atoms : Atoms
-    periodic : bool
-    precision, kernels : str
+    options : Options
     plan : Plan
     """
 
     model: TensorNet
     atoms: Atoms
-    periodic: bool
-    precision: str
-    kernels: str
+    options: Options
     plan: Plan
 
     @property
@@ -63,14 +60,7 @@ class Specification:
 
     def potential(self) -> StaticPotential:
         """The potential, without repeating the checks made at its creation."""
-        return StaticPotential(
-            self.model,
-            self.atoms,
-            periodic=self.periodic,
-            precision=self.precision,
-            kernels=self.kernels,
-            plan=self.plan,
-        )
+        return StaticPotential(self.model, self.atoms, plan=self.plan, **asdict(self.options))
 
     def pack(self) -> bytes:
         """The bytes; the same for the same specification."""
@@ -85,9 +75,9 @@ class Specification:
             "about": model.about,
             "priors": [[type(prior).__name__, prior.arguments] for prior in model.priors],
             "atoms": asdict(self.atoms),
-            "periodic": self.periodic,
-            "precision": self.precision,
-            "kernels": self.kernels,
+            "periodic": self.options.periodic,
+            "precision": self.options.precision,
+            "kernels": self.options.kernels,
             "intervals": self.plan.intervals,
             "lists": [
                 [_describe(plan) for plan in list_plans]
@@ -176,17 +166,15 @@ def _build(described: Mapping[str, Any], weights: dict[str, torch.Tensor]) -> Sp
         raise ValueError(
             f"intervals: expected one of {', '.join(map(str, TABLE_SIZES))}, or null, received {intervals!r}"
         )
-    one_of("kernels", described["kernels"], KERNELS)
-    one_of("precision", described["precision"], DTYPES)
     count = len(atoms.numbers)
     list_plans = [
         (_list_plan(pairs, count), None if coulomb is None else _list_plan(coulomb, count))
         for pairs, coulomb in described["lists"]
     ]
-    periodic = flag("periodic", described["periodic"])
-    return Specification(
-        model, atoms, periodic, described["precision"], described["kernels"], Plan(intervals, *list_plans)
+    options = Options(
+        described["periodic"], described["precision"], intervals is not None, None, kernels=described["kernels"]
     )
+    return Specification(model, atoms, options, Plan(intervals, *list_plans))
 
 
 def _list_plan(described: dict, count: int) -> ListPlan:

@@ -7,13 +7,14 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..common.atoms import Atoms
-from ..common.checks import one_of
+from ..common.checks import flag, integer, one_of
 from ..common.module import Module
 from ..graph.record import flatten, select_outputs, share_buffers
 from ..kernels.operators import available
@@ -50,6 +51,52 @@ REFERENCE_ATOMS = 48
 COULOMB_CUTOFF = 1.2  # nm
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a potential is to be evaluated: what users choose, in the form in which it travels from their arguments to the programs.
+
+    Attributes
+    ----------
+    periodic : bool
+        Whether box vectors are taken.
+    precision : str
+        "single" (float32) or "double" (float64), the arithmetic of the network.
+    tabulate : bool
+        True evaluates radial functions from tables, refined until they are good enough; False evaluates the functions themselves, which
+        takes several times as long.
+    max_pairs : int, optional
+        Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
+        energy and forces are NaN. Small molecules hold all pairs and ignore it.
+    kernels : str
+        Kernels of the CPU and of the GPU program; every potential has both programs, wherever it is made. "portable": PyTorch's own
+        operators. "fused": those of `openmm_tensornet.kernels`. "auto": fused on a CPU, portable on a GPU. "nnpops": portable, and on
+        a GPU NNPOps lists the pairs.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a value is none of these, or fused kernels are to do without tables.
+    """
+
+    periodic: bool = False
+    precision: str = "single"
+    tabulate: bool = True
+    max_pairs: int | None = None
+    kernels: str = "portable"
+
+    def __post_init__(self) -> None:
+        one_of("kernels", self.kernels, KERNELS)
+        one_of("precision", self.precision, DTYPES)
+        for name in ("periodic", "tabulate"):
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
+        if self.max_pairs is not None:
+            object.__setattr__(self, "max_pairs", integer("max_pairs", self.max_pairs, 1))
+        if "fused" in KERNELS[self.kernels] and not self.tabulate:
+            raise ValueError(
+                f"kernels: expected 'portable' with tabulate=False, received {self.kernels!r}; fused kernels need the tables"
+            )
+
+
 class Plan(NamedTuple):
     """What was chosen when a potential was made and checked, so that it can be made again without either.
 
@@ -73,24 +120,12 @@ class StaticPotential(Module):
     ----------
     model : TensorNet
     atoms : Atoms
-    periodic : bool
-        Whether :meth:`forward` takes box vectors.
-    precision : str
-        "single" (float32) or "double" (float64), the arithmetic of the network.
-    tabulate : bool
-        True evaluates radial functions from tables, refined until they are good enough (:meth:`_refine`); False
-        evaluates the functions themselves, which takes several times as long.
-    max_pairs : int, optional
-        Pairs i<j that the list of a large molecule holds; chosen with a margin by default. If there are ever more,
-        energy and forces are NaN. Small molecules hold all pairs and ignore it.
-    kernels : str
-        Kernels of the CPU and of the GPU program; every potential has both programs, wherever it is made. "portable": PyTorch's own
-        operators. "fused": those of `openmm_tensornet.kernels`. "auto": fused on a CPU, portable on a GPU. "nnpops": portable, and on
-        a GPU NNPOps lists the pairs.
     check : list of (positions, box or None, (energies, forces))
         Geometries for the refinement, with what the reference model gives for them.
     plan : Plan, optional
         Of the same potential, made before: nothing is chosen then.
+    **options
+        Attributes of :class:`Options`.
 
     Attributes
     ----------
@@ -111,22 +146,14 @@ class StaticPotential(Module):
         model: TensorNet,
         atoms: Atoms,
         *,
-        periodic: bool = False,
-        precision: str = "single",
-        tabulate: bool = True,
-        max_pairs: int | None = None,
-        kernels: str = "portable",
         check: Sequence[tuple] = (),
         plan: Plan | None = None,
+        **options: Any,
     ):
         super().__init__()
-        one_of("kernels", kernels, KERNELS)
-        one_of("precision", precision, DTYPES)
-        on_cpu, on_gpu = KERNELS[kernels]
-        if "fused" in KERNELS[kernels] and not tabulate:
-            raise ValueError(
-                f"kernels: expected 'portable' with tabulate=False, received {kernels!r}; fused kernels need the tables"
-            )
+        self.options = Options(**options)
+        periodic, precision = self.options.periodic, self.options.precision
+        on_cpu, on_gpu = KERNELS[self.options.kernels]
         for prior in model.priors:
             if periodic and not prior.uses_box:
                 raise ValueError(
@@ -139,14 +166,14 @@ class StaticPotential(Module):
                 "see choose_coulomb_cutoff"
             )
         reference = copy_double(model)
-        self.atoms, self.periodic, self.precision, self.fused = atoms, periodic, precision, on_cpu == "fused"
+        self.atoms, self.fused = atoms, on_cpu == "fused"
         self.tabulation: dict | None = None
         tables: list[RadialTable] | None = None
         if plan is None:
             # NNPOps lists pairs across molecules too, so its capacity is enough for both programs.
-            gpu_list_plans = plan_lists(model, atoms, max_pairs, check, FINDERS[on_gpu])
+            gpu_list_plans = plan_lists(model, atoms, self.options.max_pairs, check, FINDERS[on_gpu])
             list_plans = plan_lists(model, atoms, gpu_list_plans[0].capacity, check, FINDERS[on_cpu])
-            tables = self._refine(reference, list_plans[0].capacity, check) if tabulate else None
+            tables = self._refine(reference, list_plans[0].capacity, check) if self.options.tabulate else None
             plan = Plan(tables[0].intervals if tables else None, list_plans, gpu_list_plans)
         self.plan, self.capacity = plan, plan.gpu_list_plans[0].capacity
         functions = radial_functions(reference, self.capacity is None)
@@ -176,16 +203,17 @@ class StaticPotential(Module):
 
     def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> list[RadialTable]:
         """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
+        periodic, precision = self.options.periodic, self.options.precision
         worst, errors = Deviation(0.0, 0.0), []
         # In the portable program: fused kernels for float64 would have to be compiled for this alone.
         list_plans = plan_lists(model, self.atoms, capacity, check)
         functions = radial_functions(model, capacity is None)
         for intervals in TABLE_SIZES:
-            tables = radial_tables(model, functions, intervals, RANK[self.precision])
-            program = StaticProgram(model, self.atoms, self.periodic, torch.float64, tables, list_plans)
+            tables = radial_tables(model, functions, intervals, RANK[precision])
+            program = StaticProgram(model, self.atoms, periodic, torch.float64, tables, list_plans)
             found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
             worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
-            if not worst.within(TABULATION[self.precision]):
+            if not worst.within(TABULATION[precision]):
                 continue
             errors = [table.error(group) for table, group in zip(tables, functions, strict=True)]
             value, derivative = max(e.value for e in errors), max(e.derivative for e in errors)
@@ -201,7 +229,7 @@ class StaticPotential(Module):
                 return tables
         raise RuntimeError(
             f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
-            f"{TABULATION[self.precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
+            f"{TABULATION[precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
             "`export_torchscript(..., tabulate=False)` writes a file that evaluates the functions themselves"
         )
 
@@ -223,7 +251,7 @@ class StaticPotential(Module):
             kJ/mol/nm, float64. Both are NaN if two atoms of a molecule coincide, or the box is below twice the cutoff.
         """
         program = self.gpu_program if positions.is_cuda else self.program
-        return program(positions, box) if self.periodic else program(positions)
+        return program(positions, box) if self.options.periodic else program(positions)
 
     def partial_charges(self, positions: Tensor, box: Tensor | None = None) -> Tensor:
         """Partial charges, shape (N,), float64, of a model that has them; arguments as :meth:`forward`.
@@ -232,7 +260,7 @@ class StaticPotential(Module):
         """
         program = self.gpu_charge_program if positions.is_cuda else self.charge_program
         assert program is not None
-        return program(positions, box) if self.periodic else program(positions)
+        return program(positions, box) if self.options.periodic else program(positions)
 
 
 def choose_kernels(kernels: str) -> str:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ..common.atoms import Atoms
-from ..common.checks import integer
 from ..common.module import Module
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2, mean_charges
@@ -301,8 +300,6 @@ def plan_lists(
         molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
     everything = int((sizes * (sizes - 1) // 2).sum())
     known = [(x, molecules, box) for x, box, _ in check]
-    if max_pairs is not None:
-        integer("max_pairs", max_pairs, 1)
 
     def plan(cutoff: float, capacity: int | None = None) -> ListPlan:
         if dense or not math.isfinite(cutoff):
