@@ -415,7 +415,7 @@ class Device:
                 own.model,
                 path,
                 atomic_numbers=own.atoms.numbers,
-                molecules=own.atoms.molecules,
+                replicas=own.atoms.replicas,
                 total_charge=own.atoms.charges,
                 periodic=own.structure.box is not None,
                 kernels=kernels,

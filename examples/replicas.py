@@ -21,9 +21,9 @@ from openmm_tensornet import create_system, replicate, tensornet_forces
 def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
     """Potential energy of each replica in the end, kJ/mol."""
     pdb = PDBFile(str(Path(__file__).with_name("alanine_dipeptide.pdb")))
-    topology, positions, molecules = replicate(pdb.topology, pdb.positions, count)
+    topology, positions, replicas = replicate(pdb.topology, pdb.positions, count)
     # A CMMotionRemover would take the mean motion of all replicas out of each.
-    system = create_system(model, topology, molecules=molecules, remove_cm_motion=False)
+    system = create_system(model, topology, replicas=replicas, remove_cm_motion=False)
     integrator = LangevinMiddleIntegrator(300 * kelvin, 1 / picosecond, 0.5 * femtoseconds)
     # PyTorch computes the potential. OpenMM's CPU platform would wake threads for nothing; with a GPU, name "CUDA".
     platform = Platform.getPlatformByName("Reference")
@@ -39,7 +39,7 @@ def main(model: str, length: float = 1.0, count: int = 64) -> np.ndarray:
     simulation.step(steps)
     ns_per_day = steps * 0.5e-6 / (perf_counter() - start) * 86400
     (force,) = tensornet_forces(system)
-    energies = force.molecule_energies(simulation.context).value_in_unit(kilojoule_per_mole)
+    energies = force.replica_energies(simulation.context).value_in_unit(kilojoule_per_mole)
     print(f"{count} replicas: {count * ns_per_day:.3g} ns/day in all, {ns_per_day:.3g} each")
     print(f"potential energy: {energies.min():.2f} to {energies.max():.2f} kJ/mol, mean {energies.mean():.2f}")
     return energies

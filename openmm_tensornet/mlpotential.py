@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
 # Options of openmm-ml's own potential for TorchMD-Net by other names.
-RENAMED = {"charge": "total_charge", "batch": "molecules", "cudaGraphs": "cuda_graphs"}
+RENAMED = {"charge": "total_charge", "batch": "replicas", "cudaGraphs": "cuda_graphs"}
 OF_EMBEDDINGS = ("linkAtomDistances", "mlLongRange")  # which openmm-ml hands on to the potential too
 _KINDS = inspect.signature(PotentialForce.__init__).parameters.values()
 OPTIONS = (
@@ -128,7 +128,7 @@ class TensorNetPotential(MLPotentialImpl):
             Keywords of `createSystem` and `createMixedSystem`:
 
             - what the force takes (`total_charge`, `precision`, ...), and `backend` (:func:`~openmm_tensornet.forces.system.force_class`);
-            - those of openmm-ml's own potential for TorchMD-Net: `charge`, `batch` and `cudaGraphs` for `total_charge`, `molecules` and
+            - those of openmm-ml's own potential for TorchMD-Net: `charge`, `batch` and `cudaGraphs` for `total_charge`, `replicas` and
               `cuda_graphs`; `useCoulombCutoff`, by default True with periodic boundaries and False in vacuum, where a `coulomb_cutoff`
               then has no effect; `remove_ref_energy=False` adds the reference energies of a model that was trained without them.
 

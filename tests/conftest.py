@@ -106,7 +106,7 @@ def _charge_variant(name: str, reference: dict) -> Case:
     return Case(
         name,
         SEEDED[name],
-        Atoms.make(plain.atoms.numbers, plain.atoms.molecules, seeded.TOTAL_CHARGE),
+        Atoms.make(plain.atoms.numbers, plain.atoms.replicas, seeded.TOTAL_CHARGE),
         plain.positions,
         None,
         np.array(reference["energy"]),

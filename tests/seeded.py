@@ -158,7 +158,7 @@ def read(name: str) -> dict:
     return json.loads((DATA / name).read_text())
 
 
-def oracle(path: Path, system: dict, molecules: list[int], charges: list[float], **options: float) -> dict:
+def oracle(path: Path, system: dict, replicas: list[int], charges: list[float], **options: float) -> dict:
     """Energies (M,), eV, and forces (N, 3), eV/Å, of torchmd-net in float64."""
     import torch
     from torchmdnet.models.model import load_model
@@ -169,7 +169,7 @@ def oracle(path: Path, system: dict, molecules: list[int], charges: list[float],
     energy, forces = model(
         torch.tensor(system["atomic_numbers"]),
         x,
-        torch.tensor(molecules),
+        torch.tensor(replicas),
         box=None if box is None else torch.tensor(box, dtype=torch.float64),
         q=torch.tensor(charges, dtype=torch.float64),
     )
@@ -182,7 +182,7 @@ def oracle(path: Path, system: dict, molecules: list[int], charges: list[float],
 def main() -> None:
     """Write the references of all cases, and of the bundled model's self-test; runs where torchmd-net is installed."""
     made_with = "torchmd-net 3.1.0, float64, CPU; eV, angstrom"
-    molecules = next(iter(read("variant_references.json")["cases"].values()))
+    replicas = next(iter(read("variant_references.json")["cases"].values()))
     systems = read("aceff_references.json")["systems"]
     small: dict[str, dict] = {}
     stand_ins: dict[str, dict] = {name: {} for name in STAND_INS}
@@ -191,7 +191,7 @@ def main() -> None:
             path = Path(folder) / f"{name}.ckpt"
             write(name, path)
             if name in SMALL:
-                small[name] = oracle(path, molecules, molecules["molecule_index"], TOTAL_CHARGE)
+                small[name] = oracle(path, replicas, replicas["molecule_index"], TOTAL_CHARGE)
                 continue
             for key, system in systems.items():
                 cutoff = system["reference"][name].get("coulomb_cutoff_angstrom")

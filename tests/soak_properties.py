@@ -78,12 +78,12 @@ def geometries(draw: Any, model: TensorNet) -> dict[str, Any]:
     lattice = np.array(list(np.ndindex(2, 2, 2)))[random.permutation(8)[:count]]
     positions = lattice * spread + random.uniform(-0.02, 0.02, (count, 3)) + random.uniform(-5, 5, 3)
     several = count > 1 and draw(st.booleans())
-    molecules = np.sort(random.integers(0, 2, count)).tolist() if several else [0] * count
-    molecules = [m - molecules[0] for m in molecules]
-    charges = random.integers(-1, 2, max(molecules) + 1).tolist()
+    replicas = np.sort(random.integers(0, 2, count)).tolist() if several else [0] * count
+    replicas = [m - replicas[0] for m in replicas]
+    charges = random.integers(-1, 2, max(replicas) + 1).tolist()
     numbers = random.integers(1, 10, count).tolist()
     box = None
-    if max(molecules) == 0 and draw(st.booleans()):
+    if max(replicas) == 0 and draw(st.booleans()):
         coulomb = isinstance(model, TensorNet2) and model.config.coulomb
         cutoff = max(model.network_cutoff, (model.config.coulomb_cutoff or 12.0) if coulomb else 0.0) / 10
         edges = 2 * cutoff * random.uniform(1.01, 1.5, 3)
@@ -93,7 +93,7 @@ def geometries(draw: Any, model: TensorNet) -> dict[str, Any]:
             box[2, 1] = random.uniform(-0.5, 0.5) * edges[1]
     particles = random.permutation(count + 3)[:count].tolist() if draw(st.booleans()) else None
     return dict(
-        atoms=Atoms.make(numbers, molecules, charges), positions=positions, box=box, particles=particles, random=random
+        atoms=Atoms.make(numbers, replicas, charges), positions=positions, box=box, particles=particles, random=random
     )
 
 
@@ -149,7 +149,7 @@ def one_potential(data: Any) -> None:
         path = Path(folder) / "model.pt"
         save(exported, path)
         common: dict[str, Any] = dict(
-            atomic_numbers=list(atoms.numbers), molecules=list(atoms.molecules), total_charge=list(atoms.charges), atoms=particles,
+            atomic_numbers=list(atoms.numbers), replicas=list(atoms.replicas), total_charge=list(atoms.charges), atoms=particles,
             box_vectors=box,
         )  # fmt: skip
         made = {backend: force_class(backend)(path, **common) for backend in ("torch", "python")}
@@ -177,7 +177,7 @@ def one_potential(data: Any) -> None:
             "lattice translation",
         )
     order = np.arange(count)
-    labels = list(zip(atoms.numbers, atoms.molecules, strict=True))
+    labels = list(zip(atoms.numbers, atoms.replicas, strict=True))
     for label in set(labels):
         like = [k for k in range(count) if labels[k] == label]
         order[like] = random.permutation(like)
@@ -189,7 +189,7 @@ def one_potential(data: Any) -> None:
     broken = x.copy()
     broken[random.integers(count), random.integers(3)] = random.choice([np.nan, np.inf, -np.inf])
     _all_nan(module(broken), "a coordinate that is no number")
-    same = [(i, j) for i in range(count) for j in range(i) if atoms.molecules[i] == atoms.molecules[j]]
+    same = [(i, j) for i in range(count) for j in range(i) if atoms.replicas[i] == atoms.replicas[j]]
     if same:
         i, j = same[random.integers(len(same))]
         near = x.copy()
@@ -221,18 +221,18 @@ def one_list(data: Any) -> None:
     x = torch.tensor(
         random.uniform(0, 1, (count, 3)) * edges * random.choice([0.3, 1.0, 3.0]) + random.uniform(-9, 9, 3)
     )
-    molecules = torch.tensor(random.integers(0, random.integers(1, 4), count))
-    listed = find_pairs(x, molecules, cutoff, box).edge_index
+    replicas = torch.tensor(random.integers(0, random.integers(1, 4), count))
+    listed = find_pairs(x, replicas, cutoff, box).edge_index
     pairs = {tuple(pair) for pair in listed.T.tolist() if pair[0] < pair[1]}
     capacity = max(1, len(pairs) + int(random.integers(-3, 4)))
     finders: list[Any] = []
-    if bool((torch.bincount(molecules) > 1).any()):
-        finders.append(SelectedPairs(molecules, box is not None, cutoff, capacity))
+    if bool((torch.bincount(replicas) > 1).any()):
+        finders.append(SelectedPairs(replicas, box is not None, cutoff, capacity))
     cells = tuple(int(v) for v in np.maximum(3, random.integers(3, 6, 3)))
-    finders.append(CellPairs(molecules, box is not None, cutoff, capacity, Grid(cells, int(random.integers(2, 80)))))  # type: ignore[arg-type]
+    finders.append(CellPairs(replicas, box is not None, cutoff, capacity, Grid(cells, int(random.integers(2, 80)))))  # type: ignore[arg-type]
     lattice = torch.zeros(0, 3, dtype=torch.float64) if box is None else box
     if available():
-        finders.append(FusedPairs(molecules, box is not None, cutoff, capacity))
+        finders.append(FusedPairs(replicas, box is not None, cutoff, capacity))
     for finder in finders:
         index, vector, overflow = finder(x, box)
         assert index.shape[1] == capacity

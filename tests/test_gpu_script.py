@@ -149,7 +149,7 @@ def test_check_fails_on_nan():
 
 def test_replicas_and_packings():
     replicas = gpu_worker.System.named("3 x alanine-dipeptide", "some.ckpt")
-    assert len(replicas.structure.positions) == 66 and set(replicas.atoms.molecules) == {0, 1, 2}
+    assert len(replicas.structure.positions) == 66 and set(replicas.atoms.replicas) == {0, 1, 2}
     assert len(gpu_worker.System.named("23", "some.ckpt").atoms.numbers) == 23
     boxed = gpu_worker.System.named("23 in a box", "some.ckpt")
     assert len(boxed.atoms.numbers) == 23 and boxed.structure.box.diagonal().min() == gpu_worker.EDGE

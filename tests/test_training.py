@@ -30,10 +30,10 @@ def shaken(count: int, by: float = 0.05) -> np.ndarray:
 
 def reference(model: TensorNet, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count, n, _ = x.shape
-    molecules = torch.arange(count).repeat_interleave(n)
+    replicas = torch.arange(count).repeat_interleave(n)
     flat = x.flatten(0, 1)
-    pairs = find_pairs(flat, molecules, model.cutoff)
-    energy, forces = model.energy_and_forces(torch.tensor(sampling.Z).repeat(count), flat, molecules, pairs, count)
+    pairs = find_pairs(flat, replicas, model.cutoff)
+    energy, forces = model.energy_and_forces(torch.tensor(sampling.Z).repeat(count), flat, replicas, pairs, count)
     return energy, forces.view(x.shape)
 
 

@@ -1,4 +1,4 @@
-"""The fixed part of what a potential evaluates: atoms, molecules and their charges; and indices of a System's particles."""
+"""The fixed part of what a potential evaluates: atoms, replicas and their charges; and indices of a System's particles."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ class Atoms:
     ----------
     numbers : tuple of int
         Atomic number of each atom.
-    molecules : tuple of int
-        Molecule of each atom.
+    replicas : tuple of int
+        Replica of each atom.
     charges : tuple of float
-        Total charge of each molecule; its length is the number of molecules (a molecule may be empty).
+        Total charge of each replica; its length is the number of replicas (a replica may be empty).
     """
 
     numbers: tuple[int, ...]
-    molecules: tuple[int, ...]
+    replicas: tuple[int, ...]
     charges: tuple[float, ...]
 
     @classmethod
     def make(
         cls,
         numbers: Sequence[int],
-        molecules: Sequence[int] | None = None,
+        replicas: Sequence[int] | None = None,
         total_charge: float | Sequence[float] = 0,
-        num_molecules: int | None = None,
+        num_replicas: int | None = None,
     ) -> Atoms:
         """Check and complete.
 
         Parameters
         ----------
         numbers : sequence of int
-        molecules : sequence of int, optional
-            One molecule by default.
+        replicas : sequence of int, optional
+            One replica by default.
         total_charge : number or sequence of numbers
-            Of the one molecule, or one for each molecule.
-        num_molecules : int, optional
-            Needed only if the last molecules are empty and `total_charge` is zero.
+            Of the one replica, or one for each replica.
+        num_replicas : int, optional
+            Needed only if the last replicas are empty and `total_charge` is zero.
 
         Raises
         ------
@@ -73,43 +73,43 @@ class Atoms:
             raise ValueError(
                 f"atomic_numbers: expected numbers of at least 1, received {min(z)} for atom {z.index(min(z))}"
             )
-        m = integers("molecules", molecules) if molecules is not None else (0,) * len(z)
+        m = integers("replicas", replicas) if replicas is not None else (0,) * len(z)
         if len(m) != len(z):
-            raise ValueError(f"molecules: expected one index for each of {len(z)} atoms, received {len(m)}")
+            raise ValueError(f"replicas: expected one index for each of {len(z)} atoms, received {len(m)}")
         if min(m) < 0:
-            raise ValueError(f"molecules: expected indices of at least 0, received {min(m)}")
+            raise ValueError(f"replicas: expected indices of at least 0, received {min(m)}")
         if max(m) >= len(z):
-            raise ValueError(f"molecules: expected indices below the number of atoms, {len(z)}, received {max(m)}")
+            raise ValueError(f"replicas: expected indices below the number of atoms, {len(z)}, received {max(m)}")
         given = _charges(total_charge) if hasattr(total_charge, "__iter__") else None
-        count = num_molecules if num_molecules is not None else max(max(m) + 1, len(given or ()))
+        count = num_replicas if num_replicas is not None else max(max(m) + 1, len(given or ()))
         if max(m) >= count:
-            raise ValueError(f"molecules: expected indices below the number of molecules, {count}, received {max(m)}")
+            raise ValueError(f"replicas: expected indices below the number of replicas, {count}, received {max(m)}")
         if given is None:
             (charge,) = _charges([total_charge])
             if charge != 0 and count > 1:
                 raise ValueError(
-                    f"total_charge: expected one charge for each of {count} molecules, received the single number {charge:g}; "
+                    f"total_charge: expected one charge for each of {count} replicas, received the single number {charge:g}; "
                     "pass a list"
                 )
             given = [charge] * count
         if len(given) != count:
-            raise ValueError(f"total_charge: expected one charge for each of {count} molecules, received {len(given)}")
+            raise ValueError(f"total_charge: expected one charge for each of {count} replicas, received {len(given)}")
         protons: Counter[int] = Counter()
-        for number, molecule in zip(z, m, strict=True):
-            protons[molecule] += number
-        for molecule, charge in enumerate(given):
-            if molecule in protons and abs(charge) > protons[molecule]:
+        for number, replica in zip(z, m, strict=True):
+            protons[replica] += number
+        for replica, charge in enumerate(given):
+            if replica in protons and abs(charge) > protons[replica]:
                 raise ValueError(
-                    f"total_charge: expected -{protons[molecule]} to {protons[molecule]} elementary charges, as many as the molecule has "
+                    f"total_charge: expected -{protons[replica]} to {protons[replica]} elementary charges, as many as the replica has "
                     f"protons, received {charge:g}"
                 )
         return cls(z, m, tuple(given))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """numbers, molecules (int64) and charges (float64)."""
+        """numbers, replicas (int64) and charges (float64)."""
         return (
             torch.tensor(self.numbers),
-            torch.tensor(self.molecules),
+            torch.tensor(self.replicas),
             torch.tensor(self.charges, dtype=torch.float64),
         )
 
@@ -117,7 +117,7 @@ class Atoms:
 def _charges(values: Any) -> list[float]:
     """Total charges as floats."""
     if isinstance(values, (str, bytes, Mapping, Set)):
-        raise TypeError(f"total_charge: expected a number, or one for each molecule, received {values!r}")
+        raise TypeError(f"total_charge: expected a number, or one for each replica, received {values!r}")
     charges = []
     for value in values:
         try:

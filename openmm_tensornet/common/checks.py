@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -85,3 +86,13 @@ def array(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
     if largest > LARGEST_LENGTH:
         raise ValueError(f"{name}: expected lengths of at most {LARGEST_LENGTH:g} nm, received {largest:g} nm")
     return found
+
+
+def renamed(name: str, value: Any, former: str, given: Any) -> Any:
+    """The value of an argument that may still be given by its former name, with a DeprecationWarning."""
+    if given is None:
+        return value
+    if value is not None:
+        raise ValueError(f"{former}: expected {name} alone, the new name of this argument, received both")
+    warnings.warn(f"{former}: this argument is called {name} now", DeprecationWarning, stacklevel=4)
+    return given

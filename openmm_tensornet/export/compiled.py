@@ -182,7 +182,7 @@ def describe(specification: Specification) -> dict:
         "model_hash": model_hash(model),
         "atomic_numbers": list(atoms.numbers),
         "elements": sorted(set(atoms.numbers)),
-        "molecules": list(atoms.molecules),
+        "replicas": list(atoms.replicas),
         "total_charge": list(atoms.charges),
         "cutoff_nm": box_cutoff(model),
         "network_cutoff_nm": model.network_cutoff * model.units.nm_per_length,
@@ -289,7 +289,7 @@ def check_supported(
 
 def _refuse_another_molecule(meant: dict, atoms: Atoms) -> None:
     for molecule in range(len(atoms.charges)):
-        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.molecules, strict=True) if m == molecule)
+        numbers = sorted(z for z, m in zip(atoms.numbers, atoms.replicas, strict=True) if m == molecule)
         if numbers != sorted(meant["atomic_numbers"]):
             raise ValueError(
                 f"model: it was trained for {meant['name']} ({len(meant['atomic_numbers'])} atoms) and nothing else, "

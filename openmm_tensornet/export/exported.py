@@ -16,7 +16,7 @@ import torch
 
 from ..common import jit
 from ..common.atoms import Atoms, check_particles
-from ..common.checks import array, flag
+from ..common.checks import array, flag, renamed
 from ..common.files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
 from ..models.tensornet import TensorNet
 from ..neighbors.reference import check_box
@@ -72,7 +72,7 @@ def export_potential(
     path: str | os.PathLike,
     *,
     atomic_numbers,
-    molecules=None,
+    replicas=None,
     total_charge=0,
     particles: list[int] | None = None,
     periodic: bool = False,
@@ -85,6 +85,7 @@ def export_potential(
     coulomb_cutoff: float | None = None,
     any_molecule: bool = False,
     torchscript: bool = False,
+    molecules=None,
 ) -> dict:
     """Write a file that a force is made of anywhere, without choosing and checking again.
 
@@ -97,10 +98,10 @@ def export_potential(
     path : path
         Written atomically, and only if the force agrees with the model and can be captured in a CUDA graph.
     atomic_numbers : sequence of int
-    molecules : sequence of int, optional
-        Molecule of each atom; molecules do not see each other.
+    replicas : sequence of int, optional
+        Replica of each atom; replicas do not see each other.
     total_charge : number or sequence of numbers
-        Of the one molecule, or one for each molecule.
+        Of the one replica, or one for each replica.
     particles : list of int, optional
         Index in the System of each atom.
     periodic, precision, tabulate, max_pairs, kernels
@@ -114,6 +115,8 @@ def export_potential(
         Take a model that was trained for one molecule for others too, whose energies and forces will be wrong.
     torchscript : bool
         See :func:`export_torchscript`.
+    molecules : sequence of int, optional
+        Former name of `replicas`.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def export_potential(
     """
     if not isinstance(model, TensorNet):
         raise TypeError(f"model: expected a TensorNet, received {type(model).__name__}; read it with load_model")
-    atoms = Atoms.make(atomic_numbers, molecules, total_charge)
+    atoms = Atoms.make(atomic_numbers, renamed("replicas", replicas, "molecules", molecules), total_charge)
     check_supported(model, atoms, any_molecule=flag("any_molecule", any_molecule))
     periodic, tabulate = flag("periodic", periodic), flag("tabulate", tabulate)
     if particles is not None:

@@ -32,7 +32,7 @@ BLOCK_ATOMS = 96
 
 
 class Replicas(Module):
-    """Equal molecules without a box, block by block.
+    """Equal replicas without a box, block by block.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ class Replicas(Module):
 
 
 def replica_blocks(atoms: Atoms) -> Tensor | None:
-    """The atoms of each block of equal molecules, shape (blocks, atoms of a block); None where there is but one block."""
-    numbers, molecules, charges = atoms.tensors()
-    sizes = torch.bincount(molecules, minlength=len(charges))
+    """The atoms of each block of equal replicas, shape (blocks, atoms of a block); None where there is but one block."""
+    numbers, replicas, charges = atoms.tensors()
+    sizes = torch.bincount(replicas, minlength=len(charges))
     if len(sizes) == 1 or int(sizes.min()) != int(sizes.max()) or len(set(atoms.charges)) > 1:
         return None
-    members = torch.argsort(molecules, stable=True).view(len(sizes), -1)
+    members = torch.argsort(replicas, stable=True).view(len(sizes), -1)
     if bool((numbers[members] != numbers[members[0]]).any()):
         return None
     fitting = max(1, BLOCK_ATOMS // members.shape[1])
@@ -91,10 +91,10 @@ def cpu_program(
     if blocks is None:
         return own(potential)
     members = blocks[0].tolist()
-    molecules = [atoms.molecules[k] for k in members]
-    first = sorted(set(molecules))
+    replicas = [atoms.replicas[k] for k in members]
+    first = sorted(set(replicas))
     numbers, charges = [atoms.numbers[k] for k in members], [atoms.charges[m] for m in first]
-    block = Atoms.make(numbers, [first.index(m) for m in molecules], charges)
+    block = Atoms.make(numbers, [first.index(m) for m in replicas], charges)
     return Replicas(own(dataclasses.replace(specification, atoms=block).potential()), blocks)
 
 
@@ -169,12 +169,12 @@ def _prepared(data: Tensor, key: str) -> _Prepared:
 _NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _GIVEN = "Tensor positions, Tensor? box, Tensor data, str key"
-_LIBRARY.define(f"potential({_GIVEN}, int molecules) -> (Tensor, Tensor)")
+_LIBRARY.define(f"potential({_GIVEN}, int replicas) -> (Tensor, Tensor)")
 _LIBRARY.define(f"partial_charges({_GIVEN}) -> Tensor")
 
 
 @ieee_float32
-def potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, molecules: int) -> tuple[Tensor, Tensor]:
+def potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int) -> tuple[Tensor, Tensor]:
     """Energies and forces: what the operator of this name does on each device."""
     evaluate = _prepared(data, key).evaluate
     return evaluate(positions) if box is None else evaluate(positions, box)
@@ -187,8 +187,8 @@ def _partial_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: s
     return charges(positions) if box is None else charges(positions, box)
 
 
-def _fake_potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, molecules: int):
-    return positions.new_empty(molecules, dtype=torch.float64), torch.empty_like(positions, dtype=torch.float64)
+def _fake_potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int):
+    return positions.new_empty(replicas, dtype=torch.float64), torch.empty_like(positions, dtype=torch.float64)
 
 
 def _fake_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str):
@@ -216,17 +216,17 @@ class Potential(Module):
         Bytes of a specification.
     key : str
         Their hash, by which programs are known: on a GPU the bytes themselves would be out of reach during a capture.
-    molecules : int
+    replicas : int
     """
 
-    def __init__(self, data: Tensor, key: str, molecules: int):
+    def __init__(self, data: Tensor, key: str, replicas: int):
         super().__init__()
         self.register_buffer("data", data)
-        self.key, self.molecules = key, molecules
+        self.key, self.replicas = key, replicas
 
     def forward(self, positions: Tensor, boxvectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         keep_attributes(positions, [self.data])
-        return torch.ops.openmm_tensornet.potential(positions, boxvectors, self.data, self.key, self.molecules)
+        return torch.ops.openmm_tensornet.potential(positions, boxvectors, self.data, self.key, self.replicas)
 
 
 class PartialCharges(Potential):

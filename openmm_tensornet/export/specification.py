@@ -158,7 +158,7 @@ def _build(described: Mapping[str, Any], weights: dict[str, torch.Tensor]) -> Sp
     model.load_state_dict(weights)
     model.elements = None if described["elements"] is None else tuple(described["elements"])
     model.source_hash, model.about = described["source_hash"], described["about"]
-    atoms = Atoms.make(*(described["atoms"][name] for name in ("numbers", "molecules", "charges")))
+    atoms = Atoms.make(*(described["atoms"][name] for name in ("numbers", "replicas", "charges")))
     if max(atoms.numbers) >= config.max_z:
         raise ValueError(f"atomic_numbers: expected numbers below {config.max_z}, received {max(atoms.numbers)}")
     intervals = described["intervals"]

@@ -149,7 +149,7 @@ class EnergyAndForces(OfAtoms):
 
     @torch.jit.export
     def evaluate(self, positions: Tensor, boxvectors: Tensor | None = None):
-        """Energies of the molecules, shape (M,), and forces (S, 3)."""
+        """Energies of the replicas, shape (M,), and forces (S, 3)."""
         self.check(positions, boxvectors)
         positions = positions.data
         energies, forces = self.run(positions, boxvectors)

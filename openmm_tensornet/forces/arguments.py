@@ -40,7 +40,7 @@ def prepare(
     *,
     atomic_numbers: Any,
     atoms: Any,
-    molecules: Any,
+    replicas: Any,
     total_charge: Any,
     periodic: bool | None,
     positions: Any,
@@ -94,7 +94,7 @@ def prepare(
 
     exported = open_model(model)
     if isinstance(exported, Exported):
-        _check_exported(exported.metadata, numbers, molecules, total_charge, particles, periodic)
+        _check_exported(exported.metadata, numbers, replicas, total_charge, particles, periodic)
         _check_exported_options(
             exported.metadata,
             precision=(precision, "single"),
@@ -102,10 +102,10 @@ def prepare(
             max_pairs=(max_pairs, None),
             coulomb_cutoff_nm=(coulomb_cutoff, None),
         )
-        specification = Atoms.make(numbers, exported.metadata["molecules"], exported.metadata["total_charge"])
+        specification = Atoms.make(numbers, exported.metadata["replicas"], exported.metadata["total_charge"])
         cutoff, long_range = exported.metadata["cutoff_nm"], exported.metadata["coulomb_cutoff_nm"]
     else:
-        specification = Atoms.make(numbers, molecules, total_charge)
+        specification = Atoms.make(numbers, replicas, total_charge)
         check_supported(exported, specification, labels, any_molecule=any_molecule)
         exported = choose_coulomb_cutoff(exported, periodic, coulomb_cutoff)
         cutoff, long_range = exported.cutoff * exported.units.nm_per_length, coulomb_cutoff_of(exported)
@@ -123,8 +123,8 @@ def prepare(
         )
     if periodic and len(specification.charges) > 1:
         warnings.warn(
-            "molecules: with periodic boundaries, received several molecules that do not see each other; the molecules of a "
-            "liquid must see each other: leave `molecules` out",
+            "replicas: with periodic boundaries, received several, which do not see each other; the molecules of a "
+            "liquid must see each other: leave it out",
             stacklevel=4,
         )
     if box is not None:
@@ -239,7 +239,7 @@ def open_model(model: Any) -> TensorNet | Exported:
 def _check_exported(
     metadata: dict,
     numbers: list[int],
-    molecules: Any,
+    replicas: Any,
     total_charge: Any,
     particles: list[int] | None,
     periodic: bool,
@@ -263,9 +263,9 @@ def _check_exported(
         raise ValueError(
             f"atoms: expected {metadata['particles']} as the file was exported with, received {particles}; export it again"
         )
-    given = Atoms.make(numbers, metadata["molecules"] if molecules is None else molecules, total_charge)
-    if list(given.molecules) != metadata["molecules"]:
-        raise ValueError("molecules: expected those that the file was exported with, received others; export it again")
+    given = Atoms.make(numbers, metadata["replicas"] if replicas is None else replicas, total_charge)
+    if list(given.replicas) != metadata["replicas"]:
+        raise ValueError("replicas: expected those that the file was exported with, received others; export it again")
     if any(given.charges) and list(given.charges) != metadata["total_charge"]:
         raise ValueError(
             f"total_charge: expected {metadata['total_charge']} as the file was exported with, received {total_charge!r}; export it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from openmm import unit
 from torch import Tensor
 
 from ..common.atoms import Atoms
-from ..common.checks import either_order, flag, integer
+from ..common.checks import either_order, flag, integer, renamed
 from ..common.interrupts import delivered, translate
 from ..export.compiled import Exported
 from ..models.tensornet import TensorNet
@@ -36,7 +37,7 @@ class PotentialForce:
     Attributes
     ----------
     metadata : dict
-        What the force says of itself: model, elements, molecules, charges, particles, cutoff, precision, name, scale parameter.
+        What the force says of itself: model, elements, replicas, charges, particles, cutoff, precision, name, scale parameter.
     """
 
     metadata: dict
@@ -50,7 +51,7 @@ class PotentialForce:
         *,
         atomic_numbers: Any = None,
         atoms: Any = None,
-        molecules: Any = None,
+        replicas: Any = None,
         total_charge: Any = 0,
         periodic: bool | None = None,
         positions: Any = None,
@@ -64,7 +65,9 @@ class PotentialForce:
         scale_parameter: str | None = None,
         name: str | None = None,
         any_molecule: bool = False,
+        molecules: Any = None,
     ):
+        replicas = renamed("replicas", replicas, "molecules", molecules)
         cuda_graphs = flag("cuda_graphs", cuda_graphs)
         warmup_steps = integer("warmup_steps", warmup_steps, 10, MAXIMUM_WARMUP)
         if scale_parameter is not None and not (isinstance(scale_parameter, str) and scale_parameter.isidentifier()):
@@ -78,7 +81,7 @@ class PotentialForce:
             topology,
             atomic_numbers=atomic_numbers,
             atoms=atoms,
-            molecules=molecules,
+            replicas=replicas,
             total_charge=total_charge,
             periodic=periodic,
             positions=positions,
@@ -123,7 +126,7 @@ class PotentialForce:
         Returns
         -------
         TensorNetForce or TensorNetPythonForce
-            With its metadata (molecules, model, ...) and its name, which OpenMM's formats do not keep. The name is the one
+            With its metadata (replicas, model, ...) and its name, which OpenMM's formats do not keep. The name is the one
             that the force was made with.
 
         Raises
@@ -145,8 +148,8 @@ class PotentialForce:
     def __setstate__(self, text: str) -> None:
         self.__dict__.update(type(self).cast(openmm.XmlSerializer.deserialize(text)).__dict__)
 
-    def molecule_energies(self, context: openmm.Context) -> unit.Quantity:
-        """Energy of each molecule (replica) at the positions of a Context; costs one evaluation.
+    def replica_energies(self, context: openmm.Context) -> unit.Quantity:
+        """Energy of each replica at the positions of a Context; costs one evaluation.
 
         Parameters
         ----------
@@ -155,7 +158,7 @@ class PotentialForce:
 
         Returns
         -------
-        Quantity of shape (molecules,)
+        Quantity of shape (replicas,)
             kJ/mol; their sum is what the force adds to the potential energy, the scale parameter included.
         """
         scale = self.metadata["scale_parameter"]
@@ -163,11 +166,16 @@ class PotentialForce:
         energies = self._energies(context, *self._geometry(context))
         return factor * energies.cpu().numpy() * unit.kilojoule_per_mole
 
+    def molecule_energies(self, context: openmm.Context) -> unit.Quantity:
+        """Former name of :meth:`replica_energies`."""
+        warnings.warn("molecule_energies is called replica_energies now", DeprecationWarning, stacklevel=2)
+        return self.replica_energies(context)
+
     @delivered()
     def partial_charges(self, context: openmm.Context) -> np.ndarray:
         """Partial charges that a TensorNet2 predicts for the positions, and the box, of a Context.
 
-        The mean over the charge channels of the network's last layer; those of a molecule sum to its total charge. They are
+        The mean over the charge channels of the network's last layer; those of a replica sum to its total charge. They are
         evaluated anew.
 
         Parameters
@@ -194,7 +202,7 @@ class PotentialForce:
             return charges.cpu()(*arguments).numpy()
 
     def closest_atoms(self, context: openmm.Context) -> ClosePair:
-        """The closest two atoms of one molecule at the positions of a Context; nothing is evaluated.
+        """The closest two atoms of one replica at the positions of a Context; nothing is evaluated.
 
         Parameters
         ----------
@@ -204,7 +212,7 @@ class PotentialForce:
         Returns
         -------
         ClosePair
-            Indices of the two particles in the System, and their distance in nm; infinite where every molecule is one atom.
+            Indices of the two particles in the System, and their distance in nm; infinite where every replica is one atom.
         """
         positions, box = self._geometry(context)
         particles = self.metadata["particles"] or range(len(positions))
@@ -258,7 +266,7 @@ class PotentialForce:
 
     def _atoms(self) -> Atoms:
         metadata = self.metadata
-        return Atoms.make(metadata["atomic_numbers"], metadata["molecules"], metadata["total_charge"])
+        return Atoms.make(metadata["atomic_numbers"], metadata["replicas"], metadata["total_charge"])
 
     def _geometry(self, context: openmm.Context) -> tuple[Tensor, Tensor | None]:
         """Positions of all particles and, where periodic, the box; nm, float64."""
@@ -270,7 +278,7 @@ class PotentialForce:
 
     @delivered()
     def _energies(self, context: openmm.Context, positions: Tensor, box: Tensor | None) -> Tensor:
-        """Energies of the molecules, kJ/mol, without the scale parameter, from the device of the Context."""
+        """Energies of the replicas, kJ/mol, without the scale parameter, from the device of the Context."""
         platform, device = context.getPlatform(), "cpu"
         if platform.getName() == "CUDA":
             device = f"cuda:{platform.getPropertyValue(context, 'DeviceIndex').split(',')[0]}"

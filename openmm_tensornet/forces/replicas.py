@@ -29,8 +29,8 @@ def replicate(topology: Topology, positions: Any, n: int) -> tuple[Topology, uni
     topology : openmm.app.Topology
         Of n·N atoms: all of the first copy, then all of the second one.
     positions : Quantity, shape (n·N, 3)
-    molecules : ndarray of int, shape (n·N,)
-        Copy of each atom: what :class:`~openmm_tensornet.TensorNetForce` and :func:`~openmm_tensornet.create_system` take as `molecules`.
+    replicas : ndarray of int, shape (n·N,)
+        Copy of each atom: what :class:`~openmm_tensornet.TensorNetForce` and :func:`~openmm_tensornet.create_system` take as `replicas`.
 
     Raises
     ------

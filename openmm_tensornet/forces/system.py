@@ -116,7 +116,7 @@ def create_system(
         See :func:`force_class`.
     **options
         Everything else that :class:`~openmm_tensornet.TensorNetForce` takes: `positions`, `total_charge`, `precision`,
-        `molecules`, `periodic`, `scale_parameter`, ...; another name is a TypeError.
+        `replicas`, `periodic`, `scale_parameter`, ...; another name is a TypeError.
 
     Returns
     -------

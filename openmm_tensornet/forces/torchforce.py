@@ -104,9 +104,9 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     Parameters
     ----------
     model : path, str or TensorNet
-        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export_torchscript`, the name of a known
+        A TorchMD-Net checkpoint, a file written by :func:`~openmm_tensornet.export_potential`, the name of a known
         model (`openmm-tensornet models` lists them), or a loaded model.
-        An exported file keeps its precision, molecules and charges; arguments that contradict it are errors.
+        An exported file keeps its precision, replicas and charges; arguments that contradict it are errors.
     topology : openmm.app.Topology, optional
         Gives the elements and the box. May also come before the model.
     atomic_numbers : sequence of int, optional
@@ -114,10 +114,11 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
     atoms : sequence of int, optional
         Indices in the System of the atoms that the force acts on, in any order; all particles by default. The others get
         zero force.
-    molecules : sequence of int, optional
-        For each of the atoms, the index of a *system that does not see the others* (replicas, say); one by default.
+    replicas : sequence of int, optional
+        For each of the atoms, the index of its replica, a system that does not see the others; all are of one by default. (TorchMD-Net
+        calls it batch. The molecules of a liquid are one replica.)
     total_charge : number or sequence of numbers
-        In elementary charges: of the one molecule, or one for each molecule.
+        In elementary charges: of the one replica, or one for each replica.
     periodic : bool, optional
         Whether nearest images interact; by default whether `box_vectors` is given or the topology has a box.
     positions : Quantity or array, shape (particles, 3), optional
@@ -147,11 +148,13 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
         Of the force; its class's by default. Unlike one given by `setName`, it survives XML and copies.
     any_molecule : bool
         Take a model that was trained for one molecule, as the bundled one, for others too, whose energies and forces will be wrong.
+    molecules : sequence of int, optional
+        Former name of `replicas`.
 
     Attributes
     ----------
     metadata : dict
-        What the force says of itself: model, elements, molecules, charges, particles, cutoff, precision, name, ...
+        What the force says of itself: model, elements, replicas, charges, particles, cutoff, precision, name, ...
 
     Raises
     ------

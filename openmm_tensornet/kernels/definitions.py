@@ -18,15 +18,13 @@ from .intervals import place
 EPSILON = 1e-5  # of LayerNorm
 
 
-def near_pairs(
-    positions: Tensor, box: Tensor, molecules: Tensor, cutoff: float, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """Pairs i<j of one molecule closer than the cutoff, in any order, (2, capacity), and how many there are, (1,).
+def near_pairs(positions: Tensor, box: Tensor, replicas: Tensor, cutoff: float, capacity: int) -> tuple[Tensor, Tensor]:
+    """Pairs i<j of one replica closer than the cutoff, in any order, (2, capacity), and how many there are, (1,).
 
     If they are too many, which are left out is undefined; a coordinate that is not finite counts as too many. Unused
     places name atom 0 twice. `box` has shape (3, 3), or (0, 3) where there is none.
     """
-    pairs = all_pairs(molecules)
+    pairs = all_pairs(replicas)
     vector = vectors(positions, box, pairs)
     near = ~((vector * vector).sum(1) >= cutoff**2)
     found = near.sum() if positions.isfinite().all() else torch.tensor(capacity + 1)
@@ -286,13 +284,13 @@ def part_features(x: Tensor, scalar: float, square: bool, weight: Tensor, bias: 
     return torch.nn.functional.layer_norm(features, weight.shape, weight, bias, EPSILON)
 
 
-def equilibrate(h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over each molecule's atoms, whose charge Q has shape (M,); (A, K)."""
+def equilibrate(h: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
+    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over each replica's atoms, whose charge Q has shape (M,); (A, K)."""
     q, f = h.chunk(2, dim=1)
     zeros = h.new_zeros(len(charge), q.shape[1])
-    total = zeros.index_add(0, molecule, f * f) + SMALLEST_SHARE
-    missing = charge.unsqueeze(1) - zeros.index_add(0, molecule, q)
-    return q + f * f * (missing / total)[molecule]
+    total = zeros.index_add(0, replica, f * f) + SMALLEST_SHARE
+    missing = charge.unsqueeze(1) - zeros.index_add(0, replica, q)
+    return q + f * f * (missing / total)[replica]
 
 
 def normalize(x: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ _CHARGES = "r2 q, r1 weights, float per_nm, float cutoff"
 _ROWS = (
     # Pairs.
     row(
-        "near_pairs(d2 positions, d2 box, i1 molecules, float cutoff, int capacity) -> i2 pairs, i1 found",
+        "near_pairs(d2 positions, d2 box, i1 replicas, float cutoff, int capacity) -> i2 pairs, i1 found",
         lambda a: ((2, a.capacity), (1,)),
         launches=6,
     ),
@@ -153,7 +153,7 @@ _ROWS = (
         "-> r1 g_distance, r2 g_terms, r3 g_y",
         lambda a: (a.distance.shape, (a.y.shape[1], 2 * a.y.shape[2]), a.y.shape),
     ),
-    # What concerns an atom alone, or the atoms of a molecule.
+    # What concerns an atom alone, or the atoms of a replica.
     row("norm_features(r3 x, r1 weight, r1 bias) -> r2 out", lambda a: (a.x.shape[1:],)),
     row("norm_features_backward(r3 g_x, r2 g_out, r3 x, r1 weight) -> r3 g_x"),
     row(
@@ -171,8 +171,8 @@ _ROWS = (
     row("plus_square_backward(r3 g_out, r3 x, r3 d, r1 factor, bool normalize) -> r3 g_x, r3 g_d"),
     row("head(r2 h, r2 weight, r1 bias, bool silu) -> r1 out", lambda a: ((len(a.h),),)),
     row("head_backward(r1 g_out, r2 h, r2 weight, bool silu) -> r2 g_h"),
-    row("equilibrate(r2 h, i1 molecule, r1 charge) -> r2 q", lambda a: ((len(a.h), a.h.shape[1] // 2),)),
-    row("equilibrate_backward(r2 g_q, r2 h, i1 molecule, r1 charge) -> r2 g_h"),
+    row("equilibrate(r2 h, i1 replica, r1 charge) -> r2 q", lambda a: ((len(a.h), a.h.shape[1] // 2),)),
+    row("equilibrate_backward(r2 g_q, r2 h, i1 replica, r1 charge) -> r2 g_h"),
     # Of programs for GPUs alone.
     row(
         f"pair_terms({_LIST}, {_TABLE}, r1 own, r2 terms) -> r2 z, r2 h",

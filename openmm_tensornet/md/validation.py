@@ -152,8 +152,8 @@ def _symmetries(
     yield Check("net force", float(forces.sum(0).norm()) / norm, FORCE, "relative")
 
     order = torch.randperm(len(x), generator=generator)
-    numbers, molecules = ([values[k] for k in order] for values in (atoms.numbers, atoms.molecules))
-    shuffled = dataclasses.replace(atoms, numbers=tuple(numbers), molecules=tuple(molecules))
+    numbers, replicas = ([values[k] for k in order] for values in (atoms.numbers, atoms.replicas))
+    shuffled = dataclasses.replace(atoms, numbers=tuple(numbers), replicas=tuple(replicas))
     other = compile_potential(model, shuffled, positions=x[order], precision="double", **options)
     yield from compare("atoms in another order", _evaluate(other, x[order], box), forces[order])
 

@@ -23,7 +23,7 @@ class Tolerance:
     Attributes
     ----------
     energy : float
-        eV an atom (96.485 kJ/mol), on the largest deviation of a molecule's energy.
+        eV an atom (96.485 kJ/mol), on the largest deviation of a replica's energy.
     force : float
         Norm of the deviation over the norm of the forces, or over that of forces of :data:`USUAL_FORCE` (of tables: :data:`SMALL_FORCE`)
         on every atom where it is larger.
@@ -59,12 +59,12 @@ def reference_energy_and_forces(
     model: TensorNet, atoms: Atoms, positions: Tensor, box: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Energies (M,), kJ/mol, and forces (N, 3), kJ/mol/nm, of the reference model; positions in nm, everything float64."""
-    z, molecules, charges = atoms.tensors()
+    z, replicas, charges = atoms.tensors()
     units = model.units
     x = positions.double() / units.nm_per_length
     lattice = None if box is None else box.double() / units.nm_per_length
-    pairs = find_pairs(x, molecules, model.cutoff, lattice)
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, len(atoms.charges), charges)
+    pairs = find_pairs(x, replicas, model.cutoff, lattice)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, len(atoms.charges), charges)
     kj = units.kj_per_mol_per_energy
     return energy.detach() * kj, forces.detach() * (kj / units.nm_per_length)
 
@@ -80,16 +80,16 @@ def deviation(
 
 
 def packing(atoms: Atoms, seed: int, box: Tensor | None = None, closest: float = 0.095) -> Tensor:
-    """A random dense geometry with no two atoms of a molecule closer than `closest`; nm, float64, shape (N, 3).
+    """A random dense geometry with no two atoms of a replica closer than `closest`; nm, float64, shape (N, 3).
 
-    Each molecule is packed on its own, in a cube of about 60 atoms/nm³ around the origin, which is a corner of the box. If the box
+    Each replica is packed on its own, in a cube of about 60 atoms/nm³ around the origin, which is a corner of the box. If the box
     is smaller than that, it is filled.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.empty(len(atoms.numbers), 3, dtype=torch.float64)
-    molecules = torch.tensor(atoms.molecules)
-    for molecule in molecules.unique().tolist():
-        members = torch.nonzero(molecules == molecule).squeeze(1)
+    replicas = torch.tensor(atoms.replicas)
+    for replica in replicas.unique().tolist():
+        members = torch.nonzero(replicas == replica).squeeze(1)
         edge = (len(members) / 60) ** (1 / 3)
         fill = box is not None and edge > float(box.diagonal().min()) - closest
         placed = torch.empty(0, 3, dtype=torch.float64)

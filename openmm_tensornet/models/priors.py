@@ -1,7 +1,7 @@
 """Physical terms that TorchMD-Net adds to the network's energy ("priors").
 
 A prior has `cutoff` (length units of the model; 0 without pairs), `atom_energy(z)` (each atom, inside the
-reduction over atoms) and `pair_energy(z_i, z_j, distance)` (each pair counted once, added once a molecule). Energies
+reduction over atoms) and `pair_energy(z_i, z_j, distance)` (each pair counted once, added once a replica). Energies
 are in the model's unit.
 """
 

@@ -4,7 +4,7 @@ G. Simeon, G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Eff
 NeurIPS 2023 (arXiv:2306.06482), with TorchMD-Net's conventions. Every fast path of the package is compared with
 this one.
 
-Shapes: N atoms, M molecules, E directed pairs, F channels. Lengths and energies are in the model's own units.
+Shapes: N atoms, M replicas, E directed pairs, F channels. Lengths and energies are in the model's own units.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Interaction(Module):
         self_radial : Tensor, shape (3, F) or (N, 3, F)
             The same at d = 0, for the self pair.
         charge_factor : Tensor, shape (N,), optional
-            1 + 0.1q with the total charge q of each atom's molecule; one by default.
+            1 + 0.1q with the total charge q of each atom's replica; one by default.
         """
         i, j = edge_index
         x = x / (tensors.squared_norm(x) + 1)[:, None, None, :]
@@ -259,7 +259,7 @@ class Interaction(Module):
 
 
 class TensorNet(Module):
-    """TensorNet with its scalar head, scaling and priors: positions to one energy for each molecule.
+    """TensorNet with its scalar head, scaling and priors: positions to one energy for each replica.
 
     Parameters
     ----------
@@ -345,13 +345,13 @@ class TensorNet(Module):
         edge_index: Tensor,
         distance: Tensor,
         unit: Tensor,
-        molecules: Tensor,
+        replicas: Tensor,
         total_charge: Tensor,
     ) -> Tensor:
         """The network's output of each atom, shape (N,), from distances, shape (E,), and directions, shape (E, 3)."""
         radial = self.radial_functions(distance)
         self_radial = self.radial_functions(distance.new_zeros(()))
-        charge_factor = 1 + 0.1 * total_charge[molecules]
+        charge_factor = 1 + 0.1 * total_charge[replicas]
         x = self.embedding(z, edge_index, unit, radial[:, 0], self_radial[0])
         for k, layer in enumerate(self.layers, start=1):
             x = layer(x, edge_index, radial[:, k], self_radial[k], charge_factor)
@@ -375,12 +375,12 @@ class TensorNet(Module):
         self,
         z: Tensor,
         positions: Tensor,
-        molecules: Tensor,
+        replicas: Tensor,
         pairs: Pairs,
-        num_molecules: int,
+        num_replicas: int,
         total_charge: Tensor | None = None,
     ) -> Tensor:
-        """Energy of each molecule.
+        """Energy of each replica.
 
         Parameters
         ----------
@@ -388,14 +388,14 @@ class TensorNet(Module):
             Atomic numbers.
         positions : Tensor, shape (N, 3)
             In model lengths.
-        molecules : Tensor of int64, shape (N,)
-            Molecule of each atom; molecules do not see each other.
+        replicas : Tensor of int64, shape (N,)
+            Replica of each atom; replicas do not see each other.
         pairs : Pairs
-            All directed pairs i≠j of one molecule closer than :attr:`cutoff`; more do no harm.
-        num_molecules : int
-            M; a molecule may be empty.
+            All directed pairs i≠j of one replica closer than :attr:`cutoff`; more do no harm.
+        num_replicas : int
+            M; a replica may be empty.
         total_charge : Tensor, shape (M,), optional
-            Total charge of each molecule in e; zero by default.
+            Total charge of each replica in e; zero by default.
 
         Returns
         -------
@@ -404,18 +404,18 @@ class TensorNet(Module):
         """
         i, j = pairs.edge_index
         distance, unit = pair_geometry(positions, pairs)
-        charge = positions.new_zeros(num_molecules) if total_charge is None else total_charge.to(positions.dtype)
+        charge = positions.new_zeros(num_replicas) if total_charge is None else total_charge.to(positions.dtype)
 
-        energy = self.std * self.atom_energy(z, pairs.edge_index, distance, unit, molecules, charge)
+        energy = self.std * self.atom_energy(z, pairs.edge_index, distance, unit, replicas, charge)
         for prior in self.priors:
             reference = prior.atom_energy(z)
             if reference is not None:
                 energy = energy + reference
-        per_molecule = energy.new_zeros(num_molecules).index_add(0, molecules, energy)
+        per_replica = energy.new_zeros(num_replicas).index_add(0, replicas, energy)
         if self.config.reduce_op == "mean":
-            count = energy.new_zeros(num_molecules).index_add(0, molecules, torch.ones_like(energy))
-            per_molecule = per_molecule / (count + 1)
-        per_molecule = per_molecule + self.mean
+            count = energy.new_zeros(num_replicas).index_add(0, replicas, torch.ones_like(energy))
+            per_replica = per_replica / (count + 1)
+        per_replica = per_replica + self.mean
 
         for prior in self.priors:
             d = distance
@@ -423,10 +423,10 @@ class TensorNet(Module):
                 d = torch.linalg.vector_norm(positions[i] - positions[j], dim=-1)
             pair = prior.pair_energy(z[i], z[j], d)
             if pair is not None:
-                per_molecule = per_molecule.index_add(0, molecules[i], 0.5 * pair)
-        return per_molecule
+                per_replica = per_replica.index_add(0, replicas[i], 0.5 * pair)
+        return per_replica
 
-    def energy_and_forces(self, z, positions, molecules, pairs, num_molecules, total_charge=None):
+    def energy_and_forces(self, z, positions, replicas, pairs, num_replicas, total_charge=None):
         """Energies, shape (M,), and forces −∂ΣE/∂x, shape (N, 3); arguments as :meth:`forward`.
 
         The graph is kept in training mode, so that a loss of the forces can be differentiated again, also by
@@ -434,7 +434,7 @@ class TensorNet(Module):
         """
 
         def total(x: Tensor) -> tuple[Tensor, Tensor]:
-            energy = self(z, x, molecules, pairs, num_molecules, total_charge)
+            energy = self(z, x, replicas, pairs, num_replicas, total_charge)
             return energy.sum(), energy
 
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):

@@ -3,7 +3,7 @@
 The charges are equilibrated as in AIMNet2 (D. M. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 2025, 10.1039/D4SC08572H)
 with TorchMD-Net's conventions.
 
-Shapes: N atoms, M molecules, E directed pairs, F channels, L layers, K charge channels.
+Shapes: N atoms, M replicas, E directed pairs, F channels, L layers, K charge channels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .priors import Prior
 from .radial import cosine_cutoff
 from .tensornet import ACTIVATIONS, TensorNet, TensorNetConfig, pair_geometry
 
-# Keeps the equilibration finite where no atom of a molecule may take charge.
+# Keeps the equilibration finite where no atom of a replica may take charge.
 SMALLEST_SHARE = 1e-6
 
 
@@ -38,7 +38,7 @@ class TensorNet2Config(TensorNetConfig):
     coulomb : bool
         Whether the energy holds the Coulomb interaction of the charges (the output model ScalarPlusWeightedCoulomb).
     coulomb_cutoff : float or None
-        In model lengths: cutoff of the Coulomb interaction, with a reaction field; None takes all pairs of a molecule, which is
+        In model lengths: cutoff of the Coulomb interaction, with a reaction field; None takes all pairs of a replica, which is
         possible in vacuum only.
     """
 
@@ -59,7 +59,7 @@ class TensorNet2Config(TensorNetConfig):
 
 
 class ChargePrediction(Module):
-    """Partial charges of the atoms from their tensors, such that those of a molecule sum to its total charge."""
+    """Partial charges of the atoms from their tensors, such that those of a replica sum to its total charge."""
 
     def __init__(self, config: TensorNet2Config):
         super().__init__()
@@ -68,7 +68,7 @@ class ChargePrediction(Module):
         self.mlp: Any = nn.ModuleList((nn.Linear(3 * f, f), nn.Linear(f, f), nn.Linear(f, 2 * config.q_dim)))
         self.activation: Any = ACTIVATIONS[config.activation]()
 
-    def forward(self, x: Tensor, molecules: Tensor, total_charge: Tensor) -> Tensor:
+    def forward(self, x: Tensor, replicas: Tensor, total_charge: Tensor) -> Tensor:
         """Charges, shape (N, K), from tensors, shape (N, 3, 3, F), and total charges, shape (M,)."""
         scalar, a, s = tensors.decompose(x)
         h = self.norm(torch.cat((scalar, tensors.squared_norm(a), tensors.squared_norm(s)), dim=-1))
@@ -77,21 +77,21 @@ class ChargePrediction(Module):
         charge, share = self.mlp[-1](h).chunk(2, dim=-1)
         share = share**2
         zeros = share.new_zeros(len(total_charge), share.shape[-1])
-        missing = total_charge.unsqueeze(-1) - zeros.index_add(0, molecules, charge)
-        of_all = zeros.index_add(0, molecules, share) + SMALLEST_SHARE
-        return charge + share / of_all[molecules] * missing[molecules]
+        missing = total_charge.unsqueeze(-1) - zeros.index_add(0, replicas, charge)
+        of_all = zeros.index_add(0, replicas, share) + SMALLEST_SHARE
+        return charge + share / of_all[replicas] * missing[replicas]
 
 
-def mean_charges(charges: Tensor, molecules: Tensor, total_charge: Tensor) -> Tensor:
-    """Mean over channels, shape (N,), of charges of shape (N, K), such that those of a molecule sum to its total charge.
+def mean_charges(charges: Tensor, replicas: Tensor, total_charge: Tensor) -> Tensor:
+    """Mean over channels, shape (N,), of charges of shape (N, K), such that those of a replica sum to its total charge.
 
-    The equilibration leaves about 1e-5 e of it out (:data:`SMALLEST_SHARE`), which all atoms of the molecule share here.
+    The equilibration leaves about 1e-5 e of it out (:data:`SMALLEST_SHARE`), which all atoms of the replica share here.
     """
     mean = charges.mean(-1)
     zeros = torch.zeros_like(total_charge)
-    missing = total_charge - zeros.index_add(0, molecules, mean)
-    count = zeros.index_add(0, molecules, torch.ones_like(mean))
-    return mean + (missing / count)[molecules]
+    missing = total_charge - zeros.index_add(0, replicas, mean)
+    count = zeros.index_add(0, replicas, torch.ones_like(mean))
+    return mean + (missing / count)[replicas]
 
 
 class TensorNet2(TensorNet):
@@ -122,7 +122,7 @@ class TensorNet2(TensorNet):
         return max(self.network_cutoff, self.config.coulomb_cutoff or float("inf"))
 
     def tensors_and_charges(
-        self, z: Tensor, edge_index: Tensor, distance: Tensor, unit: Tensor, molecules: Tensor, total_charge: Tensor
+        self, z: Tensor, edge_index: Tensor, distance: Tensor, unit: Tensor, replicas: Tensor, total_charge: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         """The last layer's tensors, shape (N, 3, 3, F), and the charges, (N, K), of the embedding and each layer."""
         i, j = edge_index
@@ -131,21 +131,21 @@ class TensorNet2(TensorNet):
         self_rbf, self_c = self.rbf(zero), self.cutoff_function(zero)
         radial = c[:, None, None] * self.embedding.radial_weight(rbf)
         x = self.embedding(z, edge_index, unit, radial, self_c * self.embedding.radial_weight(self_rbf))
-        charges = [self.charges[0](x, molecules, total_charge)]
+        charges = [self.charges[0](x, replicas, total_charge)]
         for layer, prediction in zip(self.layers, self.charges[1:], strict=True):
             q = charges[-1]
             radial = c[:, None, None] * layer.radial_weight(torch.cat((rbf, q[i], q[j]), dim=-1))
             own = torch.cat((self_rbf.expand(len(q), -1), q, q), dim=-1)
             x = layer(x, edge_index, radial, self_c * layer.radial_weight(own))
-            charges.append(prediction(x, molecules, total_charge))
+            charges.append(prediction(x, replicas, total_charge))
         return x, charges
 
     def cutoff_function(self, distance: Tensor) -> Tensor:
         """C(d) of distances in model lengths."""
         return cosine_cutoff(distance, self.config.cutoff_lower, self.config.cutoff_upper)
 
-    def atom_energy(self, z, edge_index, distance, unit, molecules, total_charge) -> Tensor:
-        x, charges = self.tensors_and_charges(z, edge_index, distance, unit, molecules, total_charge)
+    def atom_energy(self, z, edge_index, distance, unit, replicas, total_charge) -> Tensor:
+        x, charges = self.tensors_and_charges(z, edge_index, distance, unit, replicas, total_charge)
         energy = self.readout(self.invariants(x))
         if self.config.coulomb:
             i, j = edge_index
@@ -159,9 +159,9 @@ class TensorNet2(TensorNet):
         self,
         z: Tensor,
         positions: Tensor,
-        molecules: Tensor,
+        replicas: Tensor,
         pairs: Pairs,
-        num_molecules: int,
+        num_replicas: int,
         total_charge: Tensor | None = None,
     ) -> Tensor:
         """Partial charges, shape (N,), in elementary charges: :func:`mean_charges` of the last layer.
@@ -169,6 +169,6 @@ class TensorNet2(TensorNet):
         Arguments as :meth:`forward`.
         """
         distance, unit = pair_geometry(positions, pairs)
-        charge = positions.new_zeros(num_molecules) if total_charge is None else total_charge.to(positions.dtype)
-        last = self.tensors_and_charges(z, pairs.edge_index, distance, unit, molecules, charge)[1][-1]
-        return mean_charges(last, molecules, charge)
+        charge = positions.new_zeros(num_replicas) if total_charge is None else total_charge.to(positions.dtype)
+        last = self.tensors_and_charges(z, pairs.edge_index, distance, unit, replicas, charge)[1][-1]
+        return mean_charges(last, replicas, charge)

@@ -17,17 +17,17 @@ from .reference import all_pairs, minimum_image
 
 
 class AllPairs(Module):
-    """All pairs i<j of each molecule, fixed at construction.
+    """All pairs i<j of each replica, fixed at construction.
 
     Like every list of the static potential, it takes positions, shape (N, 3), and the box or None, and gives the pairs, int64 of shape
     (2, P), their vectors x_i − x_j, shape (P, 3), and a 0-d bool that says whether pairs were left out (or None where
     that cannot happen). Shapes do not depend on values and nothing is copied to the host.
     """
 
-    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float):
+    def __init__(self, replicas: Tensor, periodic: bool, cutoff: float):
         super().__init__()
         self.periodic = periodic
-        index = all_pairs(molecules)
+        index = all_pairs(replicas)
         self.empty = index.shape[1] == 0
         self.register_buffer("index", torch.zeros(2, 1, dtype=torch.long) if self.empty else index)
         self.register_buffer("ends", self.index.flatten())
@@ -54,8 +54,8 @@ class SelectedPairs(AllPairs):
     Unused places name atom 0 twice, at twice the cutoff.
     """
 
-    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
-        super().__init__(molecules, periodic, cutoff)
+    def __init__(self, replicas: Tensor, periodic: bool, cutoff: float, capacity: int):
+        super().__init__(replicas, periodic, cutoff)
         self.capacity, self.cutoff = capacity, cutoff
         count = self.index.shape[1]
         self.register_buffer("candidates", torch.cat((self.index, torch.zeros(2, 1, dtype=torch.long)), dim=1))
@@ -79,7 +79,7 @@ class CellPairs(Module):
 
     Parameters
     ----------
-    molecules : Tensor of int64, shape (N,)
+    replicas : Tensor of int64, shape (N,)
     periodic : bool
     cutoff : float
         nm.
@@ -88,21 +88,21 @@ class CellPairs(Module):
     grid : Grid
     """
 
-    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int, grid: Grid):
+    def __init__(self, replicas: Tensor, periodic: bool, cutoff: float, capacity: int, grid: Grid):
         super().__init__()
         self.periodic, self.cutoff, self.capacity, self.per_cell = periodic, cutoff, capacity, grid.per_cell
-        self.several = bool((molecules != molecules[0]).any())
+        self.several = bool((replicas != replicas[0]).any())
         cells = grid.cells[0] * grid.cells[1] * grid.cells[2]
         offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * 3)
         buffers = {
-            "molecules": molecules,
+            "replicas": replicas,
             "cells": torch.tensor(grid.cells),
             "strides": torch.tensor([grid.cells[1] * grid.cells[2], grid.cells[2], 1]),
             "offsets": offsets[13:].unsqueeze(0),  # the cell itself, then one of each opposite pair
-            "no_atom": torch.full((cells * grid.per_cell + 1,), len(molecules)),
-            "order": torch.arange(len(molecules)),
-            "candidates": torch.arange(len(molecules) * 14 * grid.per_cell),
-            "unused": torch.full((capacity + 1,), len(molecules) * 14 * grid.per_cell),
+            "no_atom": torch.full((cells * grid.per_cell + 1,), len(replicas)),
+            "order": torch.arange(len(replicas)),
+            "candidates": torch.arange(len(replicas) * 14 * grid.per_cell),
+            "unused": torch.full((capacity + 1,), len(replicas) * 14 * grid.per_cell),
             "unit": torch.eye(3, dtype=torch.float64),
             "far": torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64),
             "nobody": torch.full((1, 3), torch.nan),
@@ -145,8 +145,8 @@ class CellPairs(Module):
         twice = other[:, 0] > self.order.unsqueeze(1)  # in its own cell an atom takes those after it
         near = torch.cat((near[:, :1] & twice.unsqueeze(1), near[:, 1:]), dim=1)
         if self.several:
-            theirs = torch.cat((self.molecules, self.zero)).index_select(0, other.flatten()).view(count, 14, per_cell)
-            near = near & (theirs == self.molecules[:, None, None])
+            theirs = torch.cat((self.replicas, self.zero)).index_select(0, other.flatten()).view(count, 14, per_cell)
+            near = near & (theirs == self.replicas[:, None, None])
 
         chosen, missed = compact(near.flatten(), self.candidates, self.unused)
         used = chosen < self.candidates.shape[0]
@@ -200,15 +200,15 @@ torch.library.register_fake("openmm_tensornet::nnpops_pairs", _fake_nnpops_pairs
 class NNPOpsPairs(Module):
     """The pairs closer than the cutoff, found by NNPOps; the interface of :class:`AllPairs`.
 
-    NNPOps knows nothing of molecules: pairs across them take up room, and are marked as unused afterwards. Its order of pairs
+    NNPOps knows nothing of replicas: pairs across them take up room, and are marked as unused afterwards. Its order of pairs
     differs from run to run on a GPU.
     """
 
-    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+    def __init__(self, replicas: Tensor, periodic: bool, cutoff: float, capacity: int):
         super().__init__()
         self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
-        self.several = bool((molecules != molecules[0]).any())
-        self.register_buffer("molecules", molecules)
+        self.several = bool((replicas != replicas[0]).any())
+        self.register_buffer("replicas", replicas)
         self.register_buffer("far", torch.tensor([[2 * cutoff, 0.0, 0.0]], dtype=torch.float64))
 
     def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -218,8 +218,8 @@ class NNPOpsPairs(Module):
         unused = neighbors[0] < 0  # −1 and NaN
         pairs = neighbors.long().clamp(min=0)
         if self.several:
-            molecules = self.molecules.index_select(0, pairs.flatten()).view(2, -1)
-            unused = unused | (molecules[0] != molecules[1])
+            replicas = self.replicas.index_select(0, pairs.flatten()).view(2, -1)
+            unused = unused | (replicas[0] != replicas[1])
         vector = torch.where(unused.unsqueeze(1), self.far.to(vector.dtype), vector)
         return torch.where(unused, 0, pairs), vector, (found > self.capacity).any()
 

@@ -35,7 +35,7 @@ def choose_grid(
         nm.
     box : Tensor or None
         nm; may shrink by a few per cent during a run.
-    known : list of (positions, molecules, box or None)
+    known : list of (positions, replicas, box or None)
         Geometries that must fit.
     """
     per_cell = math.ceil(2 * DENSE_LIQUID * cutoff**3) + 8
@@ -62,10 +62,10 @@ def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor
     Parameters
     ----------
     sizes : Tensor, shape (M,)
-        Atoms of each molecule.
+        Atoms of each replica.
     cutoff : float
         nm.
-    known : list of (positions, molecules, box or None)
+    known : list of (positions, replicas, box or None)
         Geometries that must fit.
     """
     neighbors = DENSE_LIQUID * 4 / 3 * math.pi * cutoff**3
@@ -75,6 +75,4 @@ def pair_capacity(sizes: Tensor, cutoff: float, known: list[tuple[Tensor, Tensor
 
 def count_pairs(cutoff: float, known: list[tuple[Tensor, Tensor, Tensor | None]]) -> int:
     """Pairs i<j closer than the cutoff in the geometry that has most of them; arguments as of :func:`pair_capacity`."""
-    return max(
-        (find_pairs(x, molecules, cutoff, box).edge_index.shape[1] // 2 for x, molecules, box in known), default=0
-    )
+    return max((find_pairs(x, replicas, cutoff, box).edge_index.shape[1] // 2 for x, replicas, box in known), default=0)

@@ -66,20 +66,20 @@ def check_box(box: Tensor, cutoff: float, name: str = "box", unit: str = "") -> 
         )
 
 
-def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor | None = None) -> Pairs:
-    """All directed pairs of one molecule with d < cutoff, by comparing every atom with every other.
+def find_pairs(positions: Tensor, replicas: Tensor, cutoff: float, box: Tensor | None = None) -> Pairs:
+    """All directed pairs of one replica with d < cutoff, by comparing every atom with every other.
 
     Parameters
     ----------
     positions : Tensor, shape (N, 3)
         Need not be wrapped.
-    molecules : Tensor of int64, shape (N,)
+    replicas : Tensor of int64, shape (N,)
     cutoff : float
         In the unit of `positions`.
     box : Tensor, shape (3, 3), optional
         Periodic box vectors in rows; see :func:`check_box`.
     """
-    same = (molecules[:, None] == molecules[None, :]).fill_diagonal_(False)
+    same = (replicas[:, None] == replicas[None, :]).fill_diagonal_(False)
     x = positions.detach()
     if box is None:
         distance = torch.linalg.vector_norm(x[:, None] - x[None, :], dim=-1)
@@ -107,10 +107,10 @@ def find_pairs(positions: Tensor, molecules: Tensor, cutoff: float, box: Tensor 
     return Pairs(torch.cat(found_pairs, dim=1), torch.cat(shift))
 
 
-def all_pairs(molecules: Tensor) -> Tensor:
-    """All pairs i<j of atoms of one molecule, shape (2, P)."""
-    order = torch.argsort(molecules, stable=True)
-    sizes = torch.bincount(molecules)
+def all_pairs(replicas: Tensor) -> Tensor:
+    """All pairs i<j of atoms of one replica, shape (2, P)."""
+    order = torch.argsort(replicas, stable=True)
+    sizes = torch.bincount(replicas)
     found = [torch.combinations(members) for members in order.split(sizes.tolist())]
     return torch.sort(torch.cat(found), dim=1).values.T.contiguous()
 

@@ -2,11 +2,11 @@
 
 Two ways with one interface, compared with each other and with the reference model in the tests:
 
-* :class:`DenseBlocks`: all pairs of each molecule as a block of n×n atoms. No gathering of features: the cheaper one
+* :class:`DenseBlocks`: all pairs of each replica as a block of n×n atoms. No gathering of features: the cheaper one
   for small molecules (up to DENSE_ATOMS of :mod:`.program`).
 * :class:`PairSums`: pairs as a list, gathered and added; for large molecules, where most pairs are beyond the cutoff.
 
-Shapes: A slots for atoms (molecules padded to equal size), P pairs i<j, F channels, G = 3(1+layers) radial functions
+Shapes: A slots for atoms (replicas padded to equal size), P pairs i<j, F channels, G = 3(1+layers) radial functions
 a channel. Tensors of the network are (9, A, F), components in the orthonormal basis of :mod:`openmm_tensornet.models.tensors`.
 """
 
@@ -66,18 +66,18 @@ def part_scales() -> Tensor:
 
 
 class DenseBlocks(Module):
-    """All pairs of each molecule in padded blocks.
+    """All pairs of each replica in padded blocks.
 
     Parameters
     ----------
     radial : nn.Module
         Distances, shape (P,), to functions, shape (P, G·F).
     pairs : Tensor of int64, shape (2, P)
-        Pairs i<j of slots; a slot is molecule·n + place.
+        Pairs i<j of slots; a slot is replica·n + place.
     occupied : Tensor of bool, shape (B, n)
         Which slots hold an atom.
     species : Tensor, shape (A, n, F)
-        Z_ij of each slot with each of its molecule's; zero where a slot is empty.
+        Z_ij of each slot with each of its replica's; zero where a slot is empty.
     self_functions : Tensor, shape (G·F,)
         Radial functions at d = 0, for the self pair.
     """

@@ -64,8 +64,8 @@ class FusedOperators(Module):
     def invariant_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return call("part_features", x, 3**-0.5, False, weight, bias)
 
-    def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-        return call("equilibrate", h.contiguous(), molecule, charge)
+    def equilibrate(self, h: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
+        return call("equilibrate", h.contiguous(), replica, charge)
 
     def perceptron(self, h: Tensor, linears: Any) -> Tensor:
         return perceptron(h, linears, self.activation)
@@ -79,16 +79,16 @@ class FusedOperators(Module):
 class FusedPairs(Module):
     """The pairs closer than the cutoff, found by one operator; like :class:`~openmm_tensornet.neighbors.lists.SelectedPairs`."""
 
-    def __init__(self, molecules: Tensor, periodic: bool, cutoff: float, capacity: int):
+    def __init__(self, replicas: Tensor, periodic: bool, cutoff: float, capacity: int):
         super().__init__()
         self.periodic, self.cutoff, self.capacity = periodic, cutoff, capacity
-        self.register_buffer("molecules", molecules)
+        self.register_buffer("replicas", replicas)
         self.register_buffer("no_box", torch.zeros(0, 3, dtype=torch.float64))
 
     def forward(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """As there, without vectors: :meth:`FusedOperators.geometry` takes them from the positions."""
         lattice = box if self.periodic else self.no_box
-        pairs, found = _OPS.near_pairs(positions, lattice, self.molecules, self.cutoff, self.capacity)
+        pairs, found = _OPS.near_pairs(positions, lattice, self.replicas, self.cutoff, self.capacity)
         return pairs, self.no_box, (found > self.capacity).any()
 
 

@@ -141,37 +141,37 @@ class _Invariants(torch.autograd.Function):
 
 
 class _Equilibrate(torch.autograd.Function):
-    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over the atoms of each of M molecules, Q of shape (M,); (A, K)."""
+    """q + f²/(Σf² + ε)·(Q − Σq) of h = (q, f), (A, 2K), with sums over the atoms of each of M replicas, Q of shape (M,); (A, K)."""
 
     @staticmethod
-    def forward(ctx, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+    def forward(ctx, h: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
         q, f = h.chunk(2, dim=1)
         square = f * f
         ctx.several = len(charge) > 1
-        total = _Equilibrate.of_molecule(ctx, square, molecule, charge) + SMALLEST_SHARE
-        whole = charge.index_select(0, molecule) if ctx.several else charge
-        ratio = (whole.unsqueeze(1) - _Equilibrate.of_molecule(ctx, q, molecule, charge)) / total
-        ctx.save_for_backward(f, square, total, ratio, molecule, charge)
+        total = _Equilibrate.of_replica(ctx, square, replica, charge) + SMALLEST_SHARE
+        whole = charge.index_select(0, replica) if ctx.several else charge
+        ratio = (whole.unsqueeze(1) - _Equilibrate.of_replica(ctx, q, replica, charge)) / total
+        ctx.save_for_backward(f, square, total, ratio, replica, charge)
         return torch.addcmul(q, square, ratio)
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        f, square, total, ratio, molecule, charge = ctx.saved_tensors
-        to_q = gradients[0] - _Equilibrate.of_molecule(ctx, gradients[0] * square, molecule, charge) / total
+        f, square, total, ratio, replica, charge = ctx.saved_tensors
+        to_q = gradients[0] - _Equilibrate.of_replica(ctx, gradients[0] * square, replica, charge) / total
         return torch.cat((to_q, 2 * f * (to_q * ratio)), dim=1), None, None
 
     @staticmethod
-    def of_molecule(ctx, values: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-        """Sum over each atom's molecule, (A, K), or (1, K) where there is one molecule."""
+    def of_replica(ctx, values: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
+        """Sum over each atom's replica, (A, K), or (1, K) where there is one replica."""
         if not ctx.several:
             return values.sum(0, keepdim=True)
         zeros = torch.zeros_like(charge).unsqueeze(1).repeat(1, values.shape[1])
-        return zeros.index_add(0, molecule, values).index_select(0, molecule)
+        return zeros.index_add(0, replica, values).index_select(0, replica)
 
 
-def equilibrate(h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
+def equilibrate(h: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
     """See :meth:`PortableOperators.equilibrate`."""
-    return _Equilibrate.apply(h, molecule, charge)
+    return _Equilibrate.apply(h, replica, charge)
 
 
 class PortableOperators(Module):
@@ -181,7 +181,7 @@ class PortableOperators(Module):
     ----------
     model : TensorNet
     charge : Tensor of float64, shape (A,)
-        Total charge of each slot's molecule.
+        Total charge of each slot's replica.
     dtype : torch.dtype
     atoms : int
         Atoms N, which may be fewer than slots A.
@@ -269,9 +269,9 @@ class PortableOperators(Module):
         h = _Invariants.apply(x.flatten(1), self.collect_linear, self.ones).view(3, *x.shape[1:])
         return _layer_norm(h.transpose(0, 1).flatten(1), weight, bias)
 
-    def equilibrate(self, h: Tensor, molecule: Tensor, charge: Tensor) -> Tensor:
-        """Charges, (A, K), of predictions and their shares, (A, 2K), that sum to the charge, (M,), of each slot's molecule, (A,)."""
-        return equilibrate(h, molecule, charge)
+    def equilibrate(self, h: Tensor, replica: Tensor, charge: Tensor) -> Tensor:
+        """Charges, (A, K), of predictions and their shares, (A, 2K), that sum to the charge, (M,), of each slot's replica, (A,)."""
+        return equilibrate(h, replica, charge)
 
     def perceptron(self, h: Tensor, linears: Any) -> Tensor:
         """See :func:`perceptron`."""

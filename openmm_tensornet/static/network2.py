@@ -76,7 +76,7 @@ class _PairFunction(Module):
 
 
 class ChargeBlocks(DenseBlocks):
-    """All pairs of each molecule in padded blocks, both directions of each.
+    """All pairs of each replica in padded blocks, both directions of each.
 
     Parameters
     ----------
@@ -241,12 +241,12 @@ class ChargeNetwork(StaticNetwork):
         :class:`ChargeBlocks` or :class:`ChargePairSums`.
     operators : nn.Module
         As in :class:`~openmm_tensornet.static.network.StaticNetwork`.
-    molecules : Tensor of int64, shape (A,)
-        Molecule of each slot.
+    replicas : Tensor of int64, shape (A,)
+        Replica of each slot.
     occupied : Tensor of bool, shape (A,)
         Which slots hold an atom.
     total_charge : Tensor of float64, shape (M,)
-        Of each molecule.
+        Of each replica.
     dtype : torch.dtype
     """
 
@@ -255,7 +255,7 @@ class ChargeNetwork(StaticNetwork):
         model: TensorNet2,
         sums: Any,
         operators: Any,
-        molecules: Tensor,
+        replicas: Tensor,
         occupied: Tensor,
         total_charge: Tensor,
         dtype: torch.dtype,
@@ -263,7 +263,7 @@ class ChargeNetwork(StaticNetwork):
         super().__init__(model, sums, operators, dtype)
         self.padded = not bool(occupied.all())
         num_rbf, k = model.config.num_rbf, model.config.q_dim
-        self.register_buffer("molecule", molecules)
+        self.register_buffer("replica", replicas)
         self.register_buffer("occupied", occupied.unsqueeze(1).to(dtype))
         self.register_buffer("total_charge", total_charge.to(dtype))
         self.predictions: Any = nn.ModuleList(_affines((part.norm, *part.mlp), dtype) for part in model.charges)
@@ -290,11 +290,11 @@ class ChargeNetwork(StaticNetwork):
         h = self.operators.perceptron(self.operators.invariant_features(x, *norm), linears)
         if self.padded:
             h = h * self.occupied
-        return self.operators.equilibrate(h, self.molecule, self.total_charge)
+        return self.operators.equilibrate(h, self.replica, self.total_charge)
 
 
 class StaticCoulomb(Module):
-    """Coulomb energy of each slot: half of that with every other atom of its molecule.
+    """Coulomb energy of each slot: half of that with every other atom of its replica.
 
     The interactions of all pairs form a matrix for each block, which multiplies the charges of all channels at once.
 

@@ -28,7 +28,7 @@ def check_positions(positions: Tensor, atoms: Atoms, labels: list[str], box: Ten
     if closest.distance < COINCIDENT or float(found.distance.median()) < ORDINARY:
         raise ValueError(
             f"positions: {closest.named(labels)}: expected a distance of at least {ORDINARY} nm, received "
-            f"{closest.distance:.4f} nm; are the positions in nm, and are molecules that overlap marked by `molecules`?"
+            f"{closest.distance:.4f} nm; are the positions in nm, and are copies that overlap told apart by `replicas`?"
         )
 
 
@@ -63,7 +63,7 @@ class ClosePair(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """Distance (nm, infinite for an atom alone) and index of each atom's nearest neighbour in its molecule; shape (N,)."""
+    """Distance (nm, infinite for an atom alone) and index of each atom's nearest neighbour in its replica; shape (N,)."""
 
     distance: Tensor
     neighbor: Tensor
@@ -77,13 +77,13 @@ class Nearest(NamedTuple):
 
 def nearest_neighbors(positions: Tensor, atoms: Atoms, box: Tensor | None) -> Nearest:
     """Compare every atom with every other, some at a time."""
-    molecules = torch.tensor(atoms.molecules)
+    replicas = torch.tensor(atoms.replicas)
     distances, indices = [], []
     for some in torch.arange(len(positions)).split(max(1, COMPARED // len(positions))):
         vector = positions.unsqueeze(0) - positions[some].unsqueeze(1)
         if box is not None:
             vector = minimum_image(vector.flatten(0, 1), box).view(vector.shape)
-        others = molecules.unsqueeze(0) != molecules[some].unsqueeze(1)
+        others = replicas.unsqueeze(0) != replicas[some].unsqueeze(1)
         others[torch.arange(len(some)), some] = True
         distance, index = vector.norm(dim=2).masked_fill(others, torch.inf).min(1)
         distances.append(distance)

@@ -1,4 +1,4 @@
-"""A model specialised to fixed atoms, molecules and charges: positions in nm to energies and forces in OpenMM's units."""
+"""A model specialised to fixed atoms, replicas and charges: positions in nm to energies and forces in OpenMM's units."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class StaticPotential(Module):
         self.tabulation: dict | None = None
         tables: list[RadialTable] | None = None
         if plan is None:
-            # NNPOps lists pairs across molecules too, so its capacity is enough for both programs.
+            # NNPOps lists pairs across replicas too, so its capacity is enough for both programs.
             gpu_list_plans = plan_lists(model, atoms, self.options.max_pairs, check, FINDERS[on_gpu])
             list_plans = plan_lists(model, atoms, gpu_list_plans[0].capacity, check, FINDERS[on_cpu])
             tables = self._refine(reference, list_plans[0].capacity, check) if self.options.tabulate else None
@@ -248,7 +248,7 @@ class StaticPotential(Module):
         energies : Tensor of float64, shape (M,)
             kJ/mol.
         forces : Tensor of float64, shape (N, 3)
-            kJ/mol/nm, float64. Both are NaN if two atoms of a molecule coincide, or the box is below twice the cutoff.
+            kJ/mol/nm, float64. Both are NaN if two atoms of a replica coincide, or the box is below twice the cutoff.
         """
         program = self.gpu_program if positions.is_cuda else self.program
         return program(positions, box) if self.options.periodic else program(positions)

@@ -26,7 +26,7 @@ from .network import PortableOperators, StaticNetwork
 from .network2 import ChargeBlocks, ChargeNetwork, ChargePairSums, StaticCoulomb, charge_radial_functions
 from .tables import RadialTable
 
-# Up to this many slots a molecule, all pairs as dense blocks are cheaper than a list (benchmarks/).
+# Up to this many slots a replica, all pairs as dense blocks are cheaper than a list (benchmarks/).
 DENSE_ATOMS = 48
 # Pairs of a list that are gathered, in both directions, at a time on a CPU, to whose cache they fit. On a GPU, where launches cost,
 # all are.
@@ -82,7 +82,7 @@ class ListPlan(NamedTuple):
     Attributes
     ----------
     capacity : int or None
-        Pairs; None where all pairs of each molecule are evaluated.
+        Pairs; None where all pairs of each replica are evaluated.
     grid : Grid or None
         Cells in which they are looked for; None where all pairs are compared.
     finder : str
@@ -93,16 +93,16 @@ class ListPlan(NamedTuple):
     grid: Grid | None = None
     finder: str = "torch"
 
-    def pairs(self, molecules: Tensor, periodic: bool, cutoff: float) -> nn.Module:
+    def pairs(self, replicas: Tensor, periodic: bool, cutoff: float) -> nn.Module:
         """The list; cutoff in nm."""
         if self.capacity is None:
-            return AllPairs(molecules, periodic, cutoff)
+            return AllPairs(replicas, periodic, cutoff)
         if self.finder != "torch":
             kind = NNPOpsPairs if self.finder == "nnpops" else FusedPairs
-            return kind(molecules, periodic, cutoff, self.capacity)
+            return kind(replicas, periodic, cutoff, self.capacity)
         if self.grid is None:
-            return SelectedPairs(molecules, periodic, cutoff, self.capacity)
-        return CellPairs(molecules, periodic, cutoff, self.capacity, self.grid)
+            return SelectedPairs(replicas, periodic, cutoff, self.capacity)
+        return CellPairs(replicas, periodic, cutoff, self.capacity, self.grid)
 
 
 class StaticProgram(Module):
@@ -134,19 +134,19 @@ class StaticProgram(Module):
         gpu: bool = False,
     ):
         super().__init__()
-        z, molecules, charges = atoms.tensors()
+        z, replicas, charges = atoms.tensors()
         units = model.units
         self.periodic = periodic
         cutoff = model.network_cutoff * units.nm_per_length
         self.cutoff = box_cutoff(model)
-        self.num_molecules = len(atoms.charges)
+        self.num_replicas = len(atoms.charges)
 
         zero = torch.zeros(1, dtype=torch.float64)
         list_plan, coulomb_plan = list_plans
         dense = is_dense(model, list_plan, fused)
         own = [functions(zero).flatten().to(dtype) for functions in radial_functions(model, dense)]
-        places, occupied = _slots(molecules, self.num_molecules)
-        pairs = list_plan.pairs(molecules, periodic, cutoff)
+        places, occupied = _slots(replicas, self.num_replicas)
+        pairs = list_plan.pairs(replicas, periodic, cutoff)
         operators_of = (GPUOperators if gpu else FusedOperators) if fused else PortableOperators
         # Of the network's factors 1 + 0.1q, which a TensorNet2 has not.
         factor_charges = torch.zeros_like(charges) if isinstance(model, TensorNet2) else charges
@@ -174,9 +174,9 @@ class StaticProgram(Module):
                     sums = ChargeBlocks(model, radial, own, operators, embedding, slots, occupied, species)
             else:
                 sums = DenseBlocks(radial[0], slots, occupied, species, own[0])
-            slot_molecules = torch.arange(self.num_molecules).repeat_interleave(n)
+            slot_replicas = torch.arange(self.num_replicas).repeat_interleave(n)
         else:
-            operators = operators_of(model, factor_charges[molecules], dtype, len(z), 2 * self.cutoff)
+            operators = operators_of(model, factor_charges[replicas], dtype, len(z), 2 * self.cutoff)
             if isinstance(model, TensorNet2):
                 if fused:
                     embedding = FusedSums(radial[0], receiver, sender, own[0])
@@ -188,13 +188,13 @@ class StaticProgram(Module):
                 sums = FusedSums(radial[0], receiver, sender, own[0])
             else:
                 sums = PairSums(radial[0].split(1 + len(model.layers)), receiver, sender, own[0], chunk)
-            slot_molecules, places, occupied = molecules, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
-        self.guarded = list_plan.capacity is not None or bool((torch.bincount(molecules) == 1).any())
+            slot_replicas, places, occupied = replicas, torch.arange(len(z)), torch.ones(1, len(z), dtype=torch.bool)
+        self.guarded = list_plan.capacity is not None or bool((torch.bincount(replicas) == 1).any())
         self.lists: Any = nn.ModuleList([pairs])
         self.coulomb: nn.Module | None = None
         if isinstance(model, TensorNet2):
             self.network: nn.Module = ChargeNetwork(
-                model, sums, operators, slot_molecules, occupied.flatten(), charges, dtype
+                model, sums, operators, slot_replicas, occupied.flatten(), charges, dtype
             )
             self.register_buffer("places", places)
             self.register_buffer("total_charge", charges)
@@ -205,26 +205,26 @@ class StaticProgram(Module):
                     self.register_buffer("slots", slots)
                 else:
                     long_range = coulomb_cutoff_of(model) or self.cutoff  # without one, all pairs
-                    self.lists.append(coulomb_plan.pairs(molecules, periodic, long_range))
+                    self.lists.append(coulomb_plan.pairs(replicas, periodic, long_range))
         else:
             self.network = StaticNetwork(model, sums, operators, dtype)
 
-        # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each molecule.
-        count = torch.bincount(molecules, minlength=self.num_molecules).double()
+        # E = R[std·head + atomref] + mean + pair terms; the reduction is a sum with a weight for each replica.
+        count = torch.bincount(replicas, minlength=self.num_replicas).double()
         weight = torch.ones_like(count) if model.config.reduce_op == "sum" else 1 / (count + 1)
         reference = torch.zeros(len(z), dtype=torch.float64)
         for prior in model.priors:
             energy = prior.atom_energy(z)
             if energy is not None:
                 reference = reference + energy
-        constant = weight * torch.zeros_like(count).index_add(0, molecules, reference) + model.mean
+        constant = weight * torch.zeros_like(count).index_add(0, replicas, reference) + model.mean
         kj = units.kj_per_mol_per_energy
         self.register_buffer("constant", constant * kj)
-        atom_weight = torch.zeros(len(slot_molecules), dtype=torch.float64)
-        atom_weight[places] = kj * model.std * weight[molecules]
+        atom_weight = torch.zeros(len(slot_replicas), dtype=torch.float64)
+        atom_weight[places] = kj * model.std * weight[replicas]
         self.register_buffer("atom_weight", atom_weight)
-        self.register_buffer("slot_molecules", slot_molecules)
-        self.register_buffer("molecules", molecules)
+        self.register_buffer("slot_replicas", slot_replicas)
+        self.register_buffer("replicas", replicas)
         # Derivatives of −E by the head's outputs and the pair energies: what flows back is the force.
         self.register_buffer("head_seed", -atom_weight.to(dtype))
         self.register_buffer("pair_seed", torch.tensor(-kj, dtype=dtype))
@@ -253,11 +253,11 @@ class StaticProgram(Module):
             seeds = (self.head_seed, self.pair_seed.expand(pair_energy.shape))
             (forces,) = torch.autograd.grad((head, pair_energy), x, seeds)
         with torch.no_grad():
-            energy = self._add(self.constant, self.slot_molecules, head.double(), self.atom_weight)
+            energy = self._add(self.constant, self.slot_replicas, head.double(), self.atom_weight)
             if pair_energy is not None:
-                molecules = self.molecules.index_select(0, pairs[0])
+                replicas = self.replicas.index_select(0, pairs[0])
                 kj = self.pair_weight.expand(pair_energy.shape)
-                energy = self._add(energy, molecules, pair_energy.double(), kj)
+                energy = self._add(energy, replicas, pair_energy.double(), kj)
             if self.guarded:  # an atom at NaN that has no pair would go unnoticed
                 energy = torch.add(energy, positions.sum(), alpha=0)
             for _, _, overflow in found:
@@ -267,19 +267,19 @@ class StaticProgram(Module):
                 # A box below twice the cutoff would miss pairs.
                 energy = torch.where(box.diagonal().amin() < 2 * self.cutoff, torch.nan, energy)
             # Zero times the energy: whatever makes it NaN makes all forces NaN.
-            total = energy if self.num_molecules == 1 else energy.sum()
+            total = energy if self.num_replicas == 1 else energy.sum()
             forces = torch.add(forces, total, alpha=0)
             if charges is None:
                 return energy, forces
             last = charges[-1].index_select(0, self.places).double()
-            partial = mean_charges(last, self.molecules, self.total_charge)
+            partial = mean_charges(last, self.replicas, self.total_charge)
             return energy, forces, torch.add(partial, total, alpha=0)
 
-    def _add(self, start: Tensor, molecules: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-        """Weighted sum of the values of each molecule, added to `start`, shape (M,)."""
-        if self.num_molecules == 1:
+    def _add(self, start: Tensor, replicas: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum of the values of each replica, added to `start`, shape (M,)."""
+        if self.num_replicas == 1:
             return torch.addmv(start, weights.unsqueeze(0), values)
-        return start.index_add(0, molecules, values * weights)
+        return start.index_add(0, replicas, values * weights)
 
     def _pair_energy(self, distance: Tensor, pairs: Tensor) -> Tensor | None:
         """Energy of the priors for each pair, model units."""
@@ -293,13 +293,13 @@ def plan_lists(
     model: TensorNet, atoms: Atoms, max_pairs: int | None, check: Sequence[tuple], finder: str = "torch"
 ) -> tuple[ListPlan, ListPlan | None]:
     """What the list of the network holds, and that of the Coulomb interaction, where there is one."""
-    _, molecules, _ = atoms.tensors()
-    sizes = torch.bincount(molecules)
+    _, replicas, _ = atoms.tensors()
+    sizes = torch.bincount(replicas)
     dense = int(sizes.max()) <= DENSE_ATOMS
-    if finder == "nnpops":  # it lists pairs across molecules too
-        molecules, sizes = torch.zeros_like(molecules), torch.tensor([len(molecules)])
+    if finder == "nnpops":  # it lists pairs across replicas too
+        replicas, sizes = torch.zeros_like(replicas), torch.tensor([len(replicas)])
     everything = int((sizes * (sizes - 1) // 2).sum())
-    known = [(x, molecules, box) for x, box, _ in check]
+    known = [(x, replicas, box) for x, box, _ in check]
 
     def plan(cutoff: float, capacity: int | None = None) -> ListPlan:
         if dense or not math.isfinite(cutoff):
@@ -317,7 +317,7 @@ def plan_lists(
         if finder != "torch":
             return ListPlan(capacity, finder=finder)
         # Without a geometry nothing is known of the box, and all pairs are compared.
-        grid = choose_grid(len(molecules), cutoff, known[0][2], known) if known else None
+        grid = choose_grid(len(replicas), cutoff, known[0][2], known) if known else None
         return ListPlan(capacity, grid)
 
     coulomb: ListPlan | None = None
@@ -326,15 +326,15 @@ def plan_lists(
     return plan(model.network_cutoff, max_pairs), coulomb
 
 
-def _slots(molecules: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _slots(replicas: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Slot of each atom, shape (N,), and which slots are occupied, shape (B, n)."""
-    sizes = torch.bincount(molecules, minlength=count)
+    sizes = torch.bincount(replicas, minlength=count)
     n = int(sizes.max())
-    order = torch.argsort(molecules, stable=True)
+    order = torch.argsort(replicas, stable=True)
     start = torch.cumsum(sizes, 0) - sizes
-    place = torch.empty_like(molecules)
-    place[order] = torch.arange(len(molecules)) - start[molecules[order]]
-    places = molecules * n + place
+    place = torch.empty_like(replicas)
+    place[order] = torch.arange(len(replicas)) - start[replicas[order]]
+    places = replicas * n + place
     occupied = torch.arange(n)[None, :] < sizes[:, None]
     return places, occupied
 
@@ -352,7 +352,7 @@ def is_dense(model: TensorNet, list_plan: ListPlan, fused: bool) -> bool:
 
 
 def _pair_species(model: TensorNet, z: Tensor, occupied: Tensor) -> Tensor:
-    """Z_ij of each slot with each slot of its molecule, shape (A, n, F); zero where one is empty."""
+    """Z_ij of each slot with each slot of its replica, shape (A, n, F); zero where one is empty."""
     blocks, n = z.shape
     z_i = z[:, :, None].expand(blocks, n, n)
     z_j = z[:, None, :].expand(blocks, n, n)

@@ -464,7 +464,7 @@ CHANGES = {
     "a table of 2^40 intervals": said("intervals", 1 << 40),
     "an element beyond the network": said("atoms.numbers", [8, 1, 1000]),
     "a negative element": said("atoms.numbers", [8, 1, -1]),
-    "a molecule too many": said("atoms.molecules", [0, 0, 1 << 40]),
+    "a molecule too many": said("atoms.replicas", [0, 0, 1 << 40]),
     "units of nothing": said("units.nm_per_length", 0),
     "a text for a number": said("units.kj_per_mol_per_energy", "1e400"),
     "a prior that is none": said("priors", [["Prior", {}]]),

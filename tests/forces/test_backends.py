@@ -66,21 +66,21 @@ def _folder(tmp_path_factory):
 
 
 @cache
-def _exported(numbers: tuple, atoms: tuple | None, molecules: tuple | None, boxed: bool) -> Path:
+def _exported(numbers: tuple, atoms: tuple | None, replicas: tuple | None, boxed: bool) -> Path:
     """A file from which both back ends make their forces, since making one anew takes seconds."""
     path = _exported.folder / f"{len(list(_exported.folder.iterdir()))}.pt"
     box = BOX if boxed else None
     particles = None if atoms is None else list(atoms)
-    what = {"molecules": molecules, "particles": particles, "periodic": boxed, "box_vectors": box, "tabulate": False}
+    what = {"replicas": replicas, "particles": particles, "periodic": boxed, "box_vectors": box, "tabulate": False}
     export_potential(the_model(), path, atomic_numbers=numbers, precision="double", **what)
     return path
 
 
-def make_force(backend: str, numbers=(8, 1, 1), *, atoms=None, molecules=None, boxed=False, **options) -> openmm.Force:
-    key = tuple(None if v is None else tuple(v) for v in (atoms, molecules))
+def make_force(backend: str, numbers=(8, 1, 1), *, atoms=None, replicas=None, boxed=False, **options) -> openmm.Force:
+    key = tuple(None if v is None else tuple(v) for v in (atoms, replicas))
     box = BOX if boxed else None
     path = _exported(tuple(numbers), *key, boxed)
-    kwargs = {"atoms": atoms, "molecules": molecules, "box_vectors": box}
+    kwargs = {"atoms": atoms, "replicas": replicas, "box_vectors": box}
     return force_class(backend)(path, atomic_numbers=numbers, **kwargs, **options)
 
 
@@ -143,7 +143,7 @@ class TestComposition:
         if not hasattr(openmm, "PythonForce"):
             pytest.skip("TensorNetPythonForce: this OpenMM has no PythonForce")
         pytest.importorskip("openmmtorch", reason="TensorNetForce: openmmtorch is not installed")
-        for options in ({}, {"boxed": True, "atoms": [2, 0, 1]}, {"molecules": [0, 0, 1]}):
+        for options in ({}, {"boxed": True, "atoms": [2, 0, 1]}, {"replicas": [0, 0, 1]}):
             found = [
                 evaluate(make_context(make_system(3, make_force(b, **options), box=BOX), platform, WATER))
                 for b in ("torch", "python")
@@ -326,7 +326,7 @@ class TestScaleParameter:
             energy, forces = evaluate(context)
             assert energy == pytest.approx(value * alone[0], rel=1e-6, abs=1e-12), step
             assert np.allclose(forces, value * alone[1], rtol=0, atol=1e-6 * np.abs(alone[1]).max())
-            assert force.molecule_energies(context)._value == pytest.approx([energy], rel=1e-9, abs=1e-12)
+            assert force.replica_energies(context)._value == pytest.approx([energy], rel=1e-9, abs=1e-12)
 
     def test_derivative_is_the_finite_difference(self, backend, platform):
         force = make_force(backend, scale_parameter="lambda_ml")
@@ -380,23 +380,23 @@ class TestScaleParameter:
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory) -> Iterator[tuple[Path, list[int], list[int]]]:
     path = tmp_path_factory.mktemp("blocks") / "replicas.pt"
-    numbers, molecules = [8] * 4 + [1] * 8, [0, 1, 2, 3] * 3
+    numbers, replicas = [8] * 4 + [1] * 8, [0, 1, 2, 3] * 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "BLOCK_ATOMS", 6)
         export_potential(
-            the_model(), path, atomic_numbers=numbers, molecules=molecules, precision="double", tabulate=False
+            the_model(), path, atomic_numbers=numbers, replicas=replicas, precision="double", tabulate=False
         )
-        yield path, numbers, molecules
+        yield path, numbers, replicas
 
 
 class TestReplicas:
     def test_energies_of_molecules_are_those_of_each_alone(self, backend, platform):
         replicas = 5
-        force = make_force(backend, (8, 1, 1) * replicas, molecules=[k for k in range(replicas) for _ in range(3)])
+        force = make_force(backend, (8, 1, 1) * replicas, replicas=[k for k in range(replicas) for _ in range(3)])
         positions = np.concatenate([moved(k) for k in range(replicas)])
         context = make_context(make_system(3 * replicas, force), platform, positions)
         expected = [reference(moved(k)) for k in range(replicas)]
-        found = force.molecule_energies(context)
+        found = force.replica_energies(context)
         assert found.unit == unit.kilojoule_per_mole
         assert found._value == pytest.approx([e for e, _ in expected], rel=1e-6)
         assert len(set(np.round(found._value, 6))) == replicas
@@ -404,13 +404,13 @@ class TestReplicas:
 
     def test_in_several_blocks(self, backend, platform, blocks):
         """Atoms of four replicas in turns, two replicas in a block; NaN in one of them reaches everything."""
-        path, numbers, molecules = blocks
+        path, numbers, replicas = blocks
         force = force_class(backend)(path, atomic_numbers=numbers)
-        assert force.metadata["molecules"] == molecules
+        assert force.metadata["replicas"] == replicas
         positions = np.stack([moved(k) for k in range(4)], axis=1).reshape(-1, 3)
         context = make_context(make_system(12, force), platform, positions)
         expected = [reference(moved(k)) for k in range(4)]
-        assert force.molecule_energies(context)._value == pytest.approx([e for e, _ in expected], rel=1e-6)
+        assert force.replica_energies(context)._value == pytest.approx([e for e, _ in expected], rel=1e-6)
         forces = np.stack([f for _, f in expected], axis=1).reshape(-1, 3)
         assert_same(evaluate(context), (sum(e for e, _ in expected), forces))
         positions[1] = positions[5]  # oxygen and hydrogen of the second
@@ -435,7 +435,7 @@ class TestReplicas:
         assert programs.replica_blocks(ten).shape == (5, 6)
 
     def test_they_cost_one_evaluation(self, backend, platform, monkeypatch):
-        force = make_force(backend, (8, 1, 8, 1), molecules=[0, 0, 1, 1])
+        force = make_force(backend, (8, 1, 8, 1), replicas=[0, 0, 1, 1])
         context = make_context(make_system(4, force), platform, np.concatenate([WATER[:2]] * 2))
         calls = []
 
@@ -449,7 +449,7 @@ class TestReplicas:
 
         monkeypatch.setattr(force, "_module", Counted())
         monkeypatch.setattr(openmm.Context, "getState", _without_evaluation(openmm.Context.getState))
-        assert len(force.molecule_energies(context)._value) == 2
+        assert len(force.replica_energies(context)._value) == 2
         assert len(calls) == 1
 
 
@@ -475,7 +475,7 @@ class TestSerialization:
             "scale_parameter": "lambda_ml",
             "name": "the potential",
             "atoms": [2, 0, 1],
-            "molecules": [0, 0, 0],
+            "replicas": [0, 0, 0],
             "boxed": True,
         }
         force = make_force(backend, **options)
@@ -490,7 +490,7 @@ class TestSerialization:
         assert back.getName() == again.getForce(0).getName() == "the potential"
         assert back.metadata == make_force(backend, **options).metadata
         assert back.metadata["particles"] == [2, 0, 1]
-        assert back.metadata["molecules"] == [0, 0, 0]
+        assert back.metadata["replicas"] == [0, 0, 0]
         assert back.metadata["scale_parameter"] == "lambda_ml"
         assert back.metadata["model"] == the_model().metadata
         assert back.getForceGroup() == 5
@@ -499,7 +499,7 @@ class TestSerialization:
         assert_same(evaluate(context), expected, 1e-12)
         context.setParameter("lambda_ml", 0.5)
         assert energy_of(context) == pytest.approx(expected[0] / 2, rel=1e-12)
-        assert back.molecule_energies(context)._value.sum() == pytest.approx(expected[0] / 2, rel=1e-9)
+        assert back.replica_energies(context)._value.sum() == pytest.approx(expected[0] / 2, rel=1e-9)
         assert back.diagnose(context) is None
 
     @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])

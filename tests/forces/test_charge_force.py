@@ -62,11 +62,11 @@ def test_oracle(name, precision, platform):
         assert relative < (1e-5 if case.box is None else 3e-5)
     charges = TensorNetForce.cast(system.getForce(0)).partial_charges(context)
     assert abs(charges.sum() - case.atoms.charges[0]) < 1e-6
-    z, molecules, total = case.atoms.tensors()
+    z, replicas, total = case.atoms.tensors()
     model = load_model(case.checkpoint).double()
     x, box = torch.tensor(case.positions) * 10, None if case.box is None else torch.tensor(case.box) * 10
     with torch.no_grad():
-        expected = model.partial_charges(z, x, molecules, find_pairs(x, molecules, 5.0, box), 1, total)
+        expected = model.partial_charges(z, x, replicas, find_pairs(x, replicas, 5.0, box), 1, total)
     assert np.abs(charges - expected.numpy()).max() < {"double": 1e-6, "single": 1e-5}[precision]
 
 

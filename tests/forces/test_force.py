@@ -43,12 +43,12 @@ def cached_system(name: str, precision: str) -> openmm.System:
     """Building a force takes seconds, and copying one copies its tables; every platform uses the same System."""
     case = (CASES | PUBLISHED)[name]
     atoms = case.atoms
-    molecules = atoms.molecules if len(atoms.charges) > 1 else None
-    charge = atoms.charges if molecules else atoms.charges[0]
+    replicas = atoms.replicas if len(atoms.charges) > 1 else None
+    charge = atoms.charges if replicas else atoms.charges[0]
     force = TensorNetForce(
         load_model(case.checkpoint),
         atomic_numbers=atoms.numbers,
-        molecules=molecules,
+        replicas=replicas,
         total_charge=charge,
         positions=case.positions,
         box_vectors=case.box,
@@ -129,7 +129,7 @@ def test_toluene_has_the_published_energy(platform):
 def variant() -> tuple[Case, TensorNetForce]:
     """A small model and three molecules in one System that see each other: 20 atoms in one molecule."""
     case = VARIANTS[SMALL_VARIANT]
-    spread = case.positions + np.array(case.atoms.molecules)[:, None] * np.array([0.35, 0.1, 0.0])
+    spread = case.positions + np.array(case.atoms.replicas)[:, None] * np.array([0.35, 0.1, 0.0])
     force = TensorNetForce(load_model(case.checkpoint), atomic_numbers=case.atoms.numbers, precision="double")
     return Case(case.name, case.checkpoint, case.atoms, spread, None, case.energies, case.forces), force
 
@@ -160,14 +160,14 @@ def boxed_force(kind: str) -> TensorNetForce:
 def copies_force() -> TensorNetForce:
     """Four molecules at the same place."""
     numbers = first_molecule()[0]
-    return small_force(*numbers * 4, molecules=tuple(k for k in range(4) for _ in numbers))
+    return small_force(*numbers * 4, replicas=tuple(k for k in range(4) for _ in numbers))
 
 
 @cache
 def first_molecule() -> tuple[tuple[int, ...], np.ndarray, float, np.ndarray]:
     """Atomic numbers, positions, and the oracle's energy and forces of the small model for one molecule."""
     case = VARIANTS[SMALL_VARIANT]
-    n = case.atoms.molecules.count(0)
+    n = case.atoms.replicas.count(0)
     return tuple(case.atoms.numbers[:n]), case.positions[:n], case.energies[0], case.forces[:n]
 
 
@@ -364,8 +364,8 @@ class TestArguments:
             ({"atomic_numbers": [8], "atoms": [-1]}, ValueError, "at least 0, received -1"),
             ({"atomic_numbers": [8], "atoms": []}, ValueError, "at least one index"),
             ({"atomic_numbers": [8], "atoms": [0.5]}, TypeError, "expected integers, received 0.5"),
-            ({"atomic_numbers": [8, 1], "molecules": [0]}, ValueError, "each of 2 atoms, received 1"),
-            ({"atomic_numbers": [8, 8], "molecules": [0, 1], "total_charge": 1}, ValueError, "single number 1; pass a list"),
+            ({"atomic_numbers": [8, 1], "replicas": [0]}, ValueError, "each of 2 atoms, received 1"),
+            ({"atomic_numbers": [8, 8], "replicas": [0, 1], "total_charge": 1}, ValueError, "single number 1; pass a list"),
             ({"atomic_numbers": [8], "total_charge": 0.3}, ValueError, "whole numbers"),
             ({"atomic_numbers": [8], "precision": "half"}, ValueError, "precision: expected one of single, double, received 'half'"),
             ({"atomic_numbers": [8], "warmup_steps": 3}, ValueError, "from 10 to 10000, received 3"),
@@ -406,8 +406,8 @@ class TestArguments:
     def test_warnings(self, model):
         with pytest.warns(UserWarning, match="trained without total charges, received 1"):
             TensorNetForce(model, atomic_numbers=[8, 1], total_charge=1)
-        with pytest.warns(UserWarning, match="molecules of a liquid must see each other"):
-            TensorNetForce(model, atomic_numbers=[8, 8], molecules=[0, 1], box_vectors=np.eye(3) * 1.5)
+        with pytest.warns(UserWarning, match="replicas of a liquid must see each other"):
+            TensorNetForce(model, atomic_numbers=[8, 8], replicas=[0, 1], box_vectors=np.eye(3) * 1.5)
 
     def test_options_that_do_not_exist(self, model):
         with pytest.raises(TypeError, match="unexpected keyword argument 'precison'"):
@@ -428,7 +428,7 @@ class TestArguments:
 
     def test_molecules_from_the_first_to_an_empty_last_one(self, model, platform):
         options = {"atomic_numbers": [8, 1, 1], "precision": "double"}
-        force = TensorNetForce(model, molecules=[0, 0, 0], total_charge=[0, 0], **options)
+        force = TensorNetForce(model, replicas=[0, 0, 0], total_charge=[0, 0], **options)
         energy, _ = evaluate(context_of(adopting_system(force, 3), platform), WATER)
         alone = TensorNetForce(model, **options)
         assert energy == pytest.approx(evaluate(context_of(adopting_system(alone, 3), platform), WATER)[0], abs=1e-9)
@@ -449,7 +449,7 @@ class TestExportedFiles:
         assert force.metadata["precision"] == "single"
         assert force.metadata["elements"] == [1, 8]
         assert force.metadata["torch_version"] == torch.__version__
-        assert TensorNetForce(path, atomic_numbers=[8, 1], total_charge=-1, molecules=[0, 0]).metadata == force.metadata
+        assert TensorNetForce(path, atomic_numbers=[8, 1], total_charge=-1, replicas=[0, 0]).metadata == force.metadata
 
     @pytest.mark.parametrize(
         ("options", "text"),
@@ -460,7 +460,7 @@ class TestExportedFiles:
                 {"atomic_numbers": [8, 1], "total_charge": 1},
                 r"expected \[-1.0\] as the file was exported with, received 1",
             ),
-            ({"atomic_numbers": [8, 1], "molecules": [0, 1]}, "molecules: expected those"),
+            ({"atomic_numbers": [8, 1], "replicas": [0, 1]}, "replicas: expected those"),
             ({"atomic_numbers": [8, 1], "atoms": [0, 2]}, "atoms: expected None"),
             ({"atomic_numbers": [8, 1], "box_vectors": np.eye(3) * 2}, "periodic: expected False"),
             (

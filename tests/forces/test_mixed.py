@@ -264,13 +264,13 @@ def test_openmm_ml_is_told_of_the_range(model):
 def test_molecules_stay_whole(solution, mm_system, model, mixed, interpolate):
     """The bonds that openmm-ml removes are there at zero strength."""
     system = mixed if interpolate else create_mixed_system(model, solution.topology, mm_system, PEPTIDE)
-    molecules = [
+    replicas = [
         openmm.Context(
             one, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference")
         ).getMolecules()
         for one in (system, mm_system)
     ]
-    assert sorted(map(sorted, molecules[0])) == sorted(map(sorted, molecules[1]))
+    assert sorted(map(sorted, replicas[0])) == sorted(map(sorted, replicas[1]))
 
 
 def with_charges(system: openmm.System, total: float) -> openmm.System:
@@ -387,7 +387,7 @@ def boxed(water) -> app.Topology:
 def test_options_by_openmm_mls_names(water):
     path = SEEDED["so3"]
     assert metadata(made(water, path, charge=1))["total_charge"] == [1]
-    assert metadata(made(water, path, batch=[0, 1, 1], precision="double"))["molecules"] == [0, 1, 1]
+    assert metadata(made(water, path, batch=[0, 1, 1], precision="double"))["replicas"] == [0, 1, 1]
     with pytest.raises(ValueError, match="charge: expected either charge or total_charge, received both"):
         made(water, path, charge=1, total_charge=1)
 

@@ -33,8 +33,8 @@ def energy_and_forces(system: openmm.System, positions):
 
 def test_replicas_are_what_one_is():
     """Names, bonds and positions; energies and forces as if they were alone."""
-    topology, positions, molecules = replicate(water(), POSITIONS * unit.nanometer, 3)
-    assert molecules.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    topology, positions, replicas = replicate(water(), POSITIONS * unit.nanometer, 3)
+    assert replicas.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert positions.value_in_unit(unit.nanometer).tolist() == np.tile(POSITIONS, (3, 1)).tolist()
     described = [
         (a.name, a.element.symbol, a.id, a.residue.name, a.residue.id, a.residue.insertionCode, a.residue.chain.id)
@@ -47,7 +47,7 @@ def test_replicas_are_what_one_is():
     model = VARIANTS["zero-layers"].checkpoint
     one, all_of_them = (
         energy_and_forces(create_system(model, t, precision="double", kernels="portable", **options), x)
-        for t, x, options in ((water(), POSITIONS, {}), (topology, positions, {"molecules": molecules}))
+        for t, x, options in ((water(), POSITIONS, {}), (topology, positions, {"replicas": replicas}))
     )
     assert all_of_them[0] == pytest.approx(3 * one[0], rel=1e-9)
     np.testing.assert_allclose(all_of_them[1], np.tile(one[1], (3, 1)), rtol=0, atol=1e-6)

@@ -580,8 +580,8 @@ def test_static_potential(model_path):
             from openmm_tensornet.neighbors.reference import find_pairs
 
             z = torch.tensor([8, 1, 1], device=x.device)
-            molecules = torch.zeros(3, dtype=torch.long, device=x.device)
-            return self.model(z, x, molecules, find_pairs(x, molecules, 4.5), 1)
+            replicas = torch.zeros(3, dtype=torch.long, device=x.device)
+            return self.model(z, x, replicas, find_pairs(x, replicas, 4.5), 1)
 
     with pytest.raises(GraphSafetyError):
         check_graph_safety(Reference(), x)

@@ -399,27 +399,27 @@ def test_near_pairs(dtype, several, atoms, scale, cutoff, box):
     box = torch.zeros(0, 3, dtype=dtype) if box is None else torch.tensor(scale * box, dtype=dtype)
     x = torch.rand(atoms, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 3 * scale - scale
     x = x.to(dtype)
-    molecules = torch.arange(atoms) % 3 if several else torch.zeros(atoms, dtype=torch.long)
+    replicas = torch.arange(atoms) % 3 if several else torch.zeros(atoms, dtype=torch.long)
     capacity = atoms * atoms // 2 + 1
-    pairs, found = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, cutoff, capacity)
-    right, right_found = definitions.near_pairs(x, box, molecules, cutoff, capacity)
+    pairs, found = torch.ops.openmm_tensornet.near_pairs(x, box, replicas, cutoff, capacity)
+    right, right_found = definitions.near_pairs(x, box, replicas, cutoff, capacity)
     assert torch.equal(found, right_found)
     first, other = ((p[0] * atoms + p[1]).argsort(stable=True) for p in (pairs, right))
     assert torch.equal(pairs[:, first], right[:, other])
     if int(found) > 1:
-        few = torch.ops.openmm_tensornet.near_pairs(x, box, molecules, cutoff, 1)
+        few = torch.ops.openmm_tensornet.near_pairs(x, box, replicas, cutoff, 1)
         assert torch.equal(few[1], found) and few[0].shape == (2, 1)
     for bad in (torch.nan, torch.inf, -torch.inf):
         broken = x.clone()
         broken[-1, 1] = bad
-        assert int(torch.ops.openmm_tensornet.near_pairs(broken, box, molecules, cutoff, capacity)[1]) > capacity
+        assert int(torch.ops.openmm_tensornet.near_pairs(broken, box, replicas, cutoff, capacity)[1]) > capacity
 
 
 @pytest.mark.parametrize("box", [np.zeros((3, 3)), np.full((3, 3), np.nan), np.diag([1.4, np.inf, 1.2])])
 def test_near_pairs_in_no_box(box):
     """Nothing is read or written where it should not be, and what comes out is an overflow."""
-    x, molecules = torch.rand(70, 3, dtype=torch.float64), torch.zeros(70, dtype=torch.long)
-    found = torch.ops.openmm_tensornet.near_pairs(x, torch.tensor(box), molecules, 0.5, 100)[1]
+    x, replicas = torch.rand(70, 3, dtype=torch.float64), torch.zeros(70, dtype=torch.long)
+    found = torch.ops.openmm_tensornet.near_pairs(x, torch.tensor(box), replicas, 0.5, 100)[1]
     assert int(found) > 100
 
 
@@ -550,9 +550,9 @@ def test_declared_launches_of_lists(periodic):
     pytest.importorskip("triton", reason="triton, which launches them, is not installed")
 
     class Lists(torch.nn.Module):
-        def forward(self, positions, box, molecules):
-            pairs, found = torch.ops.openmm_tensornet.near_pairs(positions, box, molecules, 0.5, 20)
-            return torch.ops.openmm_tensornet.by_atom(pairs, len(molecules)), found
+        def forward(self, positions, box, replicas):
+            pairs, found = torch.ops.openmm_tensornet.near_pairs(positions, box, replicas, 0.5, 20)
+            return torch.ops.openmm_tensornet.by_atom(pairs, len(replicas)), found
 
     box = torch.eye(3, dtype=torch.float64)[: 3 * periodic]
     inputs = (torch.rand(8, 3, dtype=torch.float64), box, torch.zeros(8, dtype=torch.long))

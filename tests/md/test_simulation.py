@@ -102,10 +102,10 @@ def assert_same_run(first, second):
     assert first.final.read_text() == second.final.read_text()
 
 
-def water_topology(num_molecules, box=None):
+def water_topology(num_replicas, box=None):
     topology = app.Topology()
     chain = topology.addChain()
-    for _ in range(num_molecules):
+    for _ in range(num_replicas):
         residue = topology.addResidue("HOH", chain)
         atoms = [topology.addAtom(name, app.element.get_by_symbol(name[0]), residue) for name in ("O", "H1", "H2")]
         topology.addBond(atoms[0], atoms[1])
@@ -327,7 +327,7 @@ def test_arguments_reach_the_force(alanine, seen):
         positions=alanine.positions,
         total_charge=[1, 0],
         precision="double",
-        molecules=[0] * 20 + [1] * 2,
+        replicas=[0] * 20 + [1] * 2,
         periodic=True,
         box_vectors=box,
         cuda_graphs=False,

@@ -34,10 +34,10 @@ def model_of(checkpoint, coulomb_cutoff=None) -> TensorNet2:
 
 def arguments_of(case, model):
     """Arguments of TensorNet.forward."""
-    z, molecules, charges = case.atoms.tensors()
+    z, replicas, charges = case.atoms.tensors()
     x = torch.tensor(case.positions) * 10
     box = None if case.box is None else torch.tensor(case.box) * 10
-    return [z, x, molecules, find_pairs(x, molecules, model.cutoff, box), len(charges), charges]
+    return [z, x, replicas, find_pairs(x, replicas, model.cutoff, box), len(charges), charges]
 
 
 @pytest.mark.parametrize("name", [*CHARGE_CASES, *published(PUBLISHED2, quick=SMALL_SYSTEMS)])
@@ -45,7 +45,7 @@ def test_oracle(name):
     case = (CHARGE_CASES | PUBLISHED2)[name]
     model = model_of(case.checkpoint, case.coulomb_cutoff)
     energy, forces = model.energy_and_forces(*arguments_of(case, model))
-    sizes = np.bincount(case.atoms.molecules)
+    sizes = np.bincount(case.atoms.replicas)
     assert np.abs(forces.numpy()).max() > 0.01
     assert (np.abs(energy.detach().numpy() - case.energies) / sizes).max() < ORACLE[0]
     assert np.abs(forces.detach().numpy() - case.forces).max() < ORACLE[1]
@@ -67,7 +67,7 @@ def test_charges_sum_to_the_total_charge(name):
     model = model_of(case.checkpoint, case.coulomb_cutoff)
     with torch.no_grad():
         charges = model.partial_charges(*arguments_of(case, model)).numpy()
-    total = np.bincount(case.atoms.molecules, charges)
+    total = np.bincount(case.atoms.replicas, charges)
     assert np.abs(total - case.atoms.charges).max() < 1e-12
     # Equal charges would do so, too. Stand-ins have small ones: seeded.py makes their last layers small.
     assert np.ptp(charges) > (2e-3 if name in ACEFF2 else 0.3)
@@ -78,11 +78,11 @@ def test_charges_of_every_channel_sum_to_the_total_charge(name):
     """As the equilibration makes them, before what it leaves out is shared among the atoms."""
     case = CHARGE_VARIANTS[name]
     model = model_of(case.checkpoint)
-    z, x, molecules, pairs, count, total = arguments_of(case, model)
+    z, x, replicas, pairs, count, total = arguments_of(case, model)
     with torch.no_grad():
-        _, layers = model.tensors_and_charges(z, pairs.edge_index, *pair_geometry(x, pairs), molecules, total)
+        _, layers = model.tensors_and_charges(z, pairs.edge_index, *pair_geometry(x, pairs), replicas, total)
     for charges in layers:
-        sums = charges.new_zeros(count, charges.shape[1]).index_add(0, molecules, charges)
+        sums = charges.new_zeros(count, charges.shape[1]).index_add(0, replicas, charges)
         assert float((sums - total.unsqueeze(1)).abs().max()) < 1e-3 < 0.1 < float(charges.abs().max())
 
 
@@ -100,11 +100,11 @@ def test_molecules_of_a_batch_do_not_mix(name):
     """Each alone, with its charge, has the same energy, forces and charges."""
     case = CHARGE_VARIANTS[name]
     model = model_of(case.checkpoint)
-    z, x, molecules, pairs, count, total = arguments_of(case, model)
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, count, total)
-    charges = model.partial_charges(z, x, molecules, pairs, count, total)
+    z, x, replicas, pairs, count, total = arguments_of(case, model)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, count, total)
+    charges = model.partial_charges(z, x, replicas, pairs, count, total)
     for k in range(count):
-        own = molecules == k
+        own = replicas == k
         one = torch.zeros(int(own.sum()), dtype=torch.long)
         alone = (z[own], x[own], one, find_pairs(x[own], one, model.cutoff), 1, total[k : k + 1])
         alone_energy, alone_forces = model.energy_and_forces(*alone)
@@ -117,14 +117,14 @@ def test_molecules_of_a_batch_do_not_mix(name):
 def test_forces_are_the_gradient(name):
     case = CHARGE_VARIANTS[name]
     model = model_of(case.checkpoint)
-    z, x, molecules, _, count, total = arguments_of(case, model)
-    everything = find_pairs(x, molecules, math.inf)
-    _, forces = model.energy_and_forces(z, x, molecules, everything, count, total)
+    z, x, replicas, _, count, total = arguments_of(case, model)
+    everything = find_pairs(x, replicas, math.inf)
+    _, forces = model.energy_and_forces(z, x, replicas, everything, count, total)
     direction = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def energy(step):
         with torch.no_grad():
-            return float(model(z, x + step * direction, molecules, everything, count, total).sum())
+            return float(model(z, x + step * direction, replicas, everything, count, total).sum())
 
     h = 5e-4
     slope = (8 * (energy(h) - energy(-h)) - energy(2 * h) + energy(-2 * h)) / (12 * h)
@@ -139,14 +139,14 @@ MIRROR = torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64)
 def test_symmetries(name):
     case = CHARGE_VARIANTS[name]
     model = model_of(case.checkpoint)
-    z, x, molecules, pairs, count, total = arguments_of(case, model)
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, count, total)
+    z, x, replicas, pairs, count, total = arguments_of(case, model)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, count, total)
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
     turn = turn * torch.linalg.det(turn)
-    turned_energy, turned_forces = model.energy_and_forces(z, x @ turn.T + 3.0, molecules, pairs, count, total)
+    turned_energy, turned_forces = model.energy_and_forces(z, x @ turn.T + 3.0, replicas, pairs, count, total)
     torch.testing.assert_close(turned_energy, energy, **SAME)
     torch.testing.assert_close(turned_forces, forces @ turn.T, rtol=1e-9, atol=1e-9)
-    mirrored = model(z, x * MIRROR, molecules, pairs, count, total)
+    mirrored = model(z, x * MIRROR, replicas, pairs, count, total)
     if model.config.group == "O(3)":
         torch.testing.assert_close(mirrored, energy, **SAME)
     else:
@@ -156,11 +156,11 @@ def test_symmetries(name):
 def test_the_total_charge_matters_and_the_model_itself_trains():
     case = CHARGE_VARIANTS["so3"]
     model = copy.deepcopy(model_of(case.checkpoint)).train()
-    z, x, molecules, pairs, count, total = arguments_of(case, model)
-    neutral = model(z, x, molecules, pairs, count)
-    charged = model(z, x, molecules, pairs, count, total)
+    z, x, replicas, pairs, count, total = arguments_of(case, model)
+    neutral = model(z, x, replicas, pairs, count)
+    charged = model(z, x, replicas, pairs, count, total)
     assert charged[2] == neutral[2] and (charged[:2] - neutral[:2]).abs().min() > 1e-4
-    _, forces = model.energy_and_forces(z, x, molecules, pairs, count, total)
+    _, forces = model.energy_and_forces(z, x, replicas, pairs, count, total)
     (forces**2).sum().backward()
     without = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0}
     assert without == {"head.1.bias", "rbf.means", "rbf.betas"}
@@ -249,9 +249,9 @@ def test_wrong_configurations(options, message):
 def test_two_atoms_in_one_place_are_nan():
     case = CHARGE_VARIANTS["no-layers"]
     model = model_of(case.checkpoint)
-    z, x, molecules, _, count, total = arguments_of(case, model)
+    z, x, replicas, _, count, total = arguments_of(case, model)
     x[1] = x[0]
-    energy = model(z, x, molecules, find_pairs(x, molecules, model.cutoff), count, total)
+    energy = model(z, x, replicas, find_pairs(x, replicas, model.cutoff), count, total)
     assert torch.isnan(energy[0]) and torch.isfinite(energy[1:]).all()
 
 

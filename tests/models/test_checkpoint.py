@@ -56,11 +56,11 @@ def edited(tmp_path):
 def energies(model, case=None):
     """Energies of the three small molecules in the variants' reference data, float64."""
     case = case or VARIANTS["zero-layers"]
-    z, molecules, charges = case.atoms.tensors()
+    z, replicas, charges = case.atoms.tensors()
     x = torch.tensor(case.positions) * 10
     with torch.no_grad():
         model = copy.deepcopy(model).double()
-        return model(z, x, molecules, find_pairs(x, molecules, model.cutoff), 3, charges)
+        return model(z, x, replicas, find_pairs(x, replicas, model.cutoff), 3, charges)
 
 
 def same_weights(a, b):
@@ -300,8 +300,8 @@ def test_learnable_atomref_is_an_atomref_that_trains(name, trainable, edited, mo
 def references():
     """Sum of the references of each molecule, eV."""
     table = read(f"variants/{ATOMREF}")["state_dict"]["model.prior_model.0.atomref.weight"].double().squeeze()
-    z, molecules, _ = VARIANTS[ATOMREF].atoms.tensors()
-    return torch.zeros(3, dtype=torch.float64).index_add(0, molecules, table[z])
+    z, replicas, _ = VARIANTS[ATOMREF].atoms.tensors()
+    return torch.zeros(3, dtype=torch.float64).index_add(0, replicas, table[z])
 
 
 @pytest.mark.parametrize(
@@ -368,11 +368,11 @@ def d2_energies():
     for i in range(len(case.atoms.numbers)):
         for j in range(i):
             r = np.linalg.norm(case.positions[i] - case.positions[j])  # nm
-            if case.atoms.molecules[i] != case.atoms.molecules[j] or r >= 0.3:
+            if case.atoms.replicas[i] != case.atoms.replicas[j] or r >= 0.3:
                 continue
             (c_i, r_i), (c_j, r_j) = GRIMME[case.atoms.numbers[i]], GRIMME[case.atoms.numbers[j]]
             damping = 1 / (1 + np.exp(-20 * (10 * r / (r_i + r_j) - 1)))
-            total[case.atoms.molecules[i]] -= np.sqrt(c_i * c_j) / r**6 * damping
+            total[case.atoms.replicas[i]] -= np.sqrt(c_i * c_j) / r**6 * damping
     return total / (1.602176634e-19 * 6.02214076e23)  # J/mol in an eV
 
 

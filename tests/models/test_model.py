@@ -33,19 +33,19 @@ def model_of(checkpoint) -> TensorNet:
 
 def evaluate(model, case, positions=None, box=None, charges=None):
     """Energies (M,), eV, and forces (N, 3), eV/Å, of a case at its own or at other positions (Å)."""
-    z, molecules, own_charges = case.atoms.tensors()
+    z, replicas, own_charges = case.atoms.tensors()
     x = torch.tensor(case.positions) * 10 if positions is None else positions
     if box is None and case.box is not None:
         box = torch.tensor(case.box) * 10
     x = x.to(model.mean.dtype)
-    pairs = find_pairs(x, molecules, model.cutoff, None if box is None else box.to(x))
+    pairs = find_pairs(x, replicas, model.cutoff, None if box is None else box.to(x))
     charges = own_charges if charges is None else charges
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, len(own_charges), charges)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, len(own_charges), charges)
     return energy.detach(), forces.detach()
 
 
 def sizes(case):
-    return np.bincount(case.atoms.molecules)
+    return np.bincount(case.atoms.replicas)
 
 
 def rotation(seed=0):
@@ -88,16 +88,16 @@ def batch(molecule_sizes, seed=0, spread=1.0):
     """Random molecules of H to O on a jittered lattice, interleaved: arguments of TensorNet.forward."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(molecule_sizes)
-    molecules = torch.repeat_interleave(torch.arange(len(molecule_sizes)), torch.tensor(molecule_sizes))
-    molecules = molecules[torch.randperm(count, generator=generator)]
+    replicas = torch.repeat_interleave(torch.arange(len(molecule_sizes)), torch.tensor(molecule_sizes))
+    replicas = replicas[torch.randperm(count, generator=generator)]
     z = torch.randint(1, 9, (count,), generator=generator)
     lattice = torch.tensor(list(itertools.product(range(3), repeat=3)), dtype=torch.float64)
     x = torch.empty(count, 3, dtype=torch.float64)
     for k, size in enumerate(molecule_sizes):
-        x[molecules == k] = 1.1 * lattice[torch.randperm(27, generator=generator)[:size]]
+        x[replicas == k] = 1.1 * lattice[torch.randperm(27, generator=generator)[:size]]
     x = spread * (x + 0.25 * torch.rand(count, 3, generator=generator, dtype=torch.float64))
     charges = torch.arange(len(molecule_sizes), dtype=torch.float64) % 3 - 1
-    return z, x, molecules, find_pairs(x, molecules, 3.5), len(molecule_sizes), charges
+    return z, x, replicas, find_pairs(x, replicas, 3.5), len(molecule_sizes), charges
 
 
 # --------------------------------------------------------------------------------------------- the oracle
@@ -207,9 +207,9 @@ def test_a_loss_of_forces_differentiates(options):
 @pytest.mark.parametrize("options", [{}, {"group": "SO(3)", "rbf_type": "gauss"}], ids=["O(3)", "SO(3)"])
 def test_second_derivatives_by_positions(options):
     model = small(num_layers=1, **options).requires_grad_(False)
-    z, x, molecules, pairs, count, charges = batch((3,), seed=4)
+    z, x, replicas, pairs, count, charges = batch((3,), seed=4)
     x.requires_grad_(True)
-    assert torch.autograd.gradgradcheck(lambda y: model(z, y, molecules, pairs, count, charges), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda y: model(z, y, replicas, pairs, count, charges), x, fast_mode=True)
 
 
 def test_which_weights_a_loss_of_forces_trains():
@@ -255,7 +255,7 @@ def test_rotation_and_translation(name):
     torch.testing.assert_close(turned_forces, forces @ turn.T, rtol=1e-9, atol=1e-9)
     assert (turned_forces - forces).abs().max() > 1e-3
     for k in range(len(energy)):  # no net force on a molecule
-        members = torch.tensor(case.atoms.molecules) == k
+        members = torch.tensor(case.atoms.replicas) == k
         assert forces[members].sum(0).abs().max() < 1e-10
 
 
@@ -276,12 +276,12 @@ def test_reflection(name):
 
 @pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
 def test_only_so3_models_know_handedness(group):
-    z, x, molecules, pairs, count, charges = batch((7, 5))
+    z, x, replicas, pairs, count, charges = batch((7, 5))
     model = small(group=group).eval()
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, count, charges)
-    other_energy, other_forces = model.energy_and_forces(z, x * MIRROR, molecules, pairs, count, charges)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, count, charges)
+    other_energy, other_forces = model.energy_and_forces(z, x * MIRROR, replicas, pairs, count, charges)
     turn = rotation(seed=5)
-    turned_energy, turned_forces = model.energy_and_forces(z, x @ turn.T, molecules, pairs, count, charges)
+    turned_energy, turned_forces = model.energy_and_forces(z, x @ turn.T, replicas, pairs, count, charges)
     torch.testing.assert_close(turned_energy, energy, **SAME)
     torch.testing.assert_close(turned_forces, forces @ turn.T, rtol=1e-9, atol=1e-9)
     if group == "O(3)":
@@ -297,11 +297,11 @@ def test_order_of_atoms(name):
     case = VARIANTS[name]
     model = model_of(case.checkpoint)
     energy, forces = evaluate(model, case)
-    z, molecules, charges = case.atoms.tensors()
+    z, replicas, charges = case.atoms.tensors()
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(1))
     x = (torch.tensor(case.positions) * 10)[order]
-    pairs = find_pairs(x, molecules[order], model.cutoff)
-    other_energy, other_forces = model.energy_and_forces(z[order], x, molecules[order], pairs, 3, charges)
+    pairs = find_pairs(x, replicas[order], model.cutoff)
+    other_energy, other_forces = model.energy_and_forces(z[order], x, replicas[order], pairs, 3, charges)
     torch.testing.assert_close(other_energy, energy, **SAME)
     torch.testing.assert_close(other_forces, forces[order], **SAME)
 
@@ -338,9 +338,9 @@ def periodic(count=36):
 
 
 def periodic_energy(model, z, x, box):
-    molecules = torch.zeros(len(z), dtype=torch.long)
-    pairs = find_pairs(x, molecules, model.cutoff, box)
-    energy, forces = model.eval().energy_and_forces(z, x, molecules, pairs, 1)
+    replicas = torch.zeros(len(z), dtype=torch.long)
+    pairs = find_pairs(x, replicas, model.cutoff, box)
+    energy, forces = model.eval().energy_and_forces(z, x, replicas, pairs, 1)
     return energy, forces, pairs
 
 
@@ -393,11 +393,11 @@ def test_a_batch_is_its_molecules(options):
     model = small(**options).eval()
     model.mean.fill_(0.37)
     model.std.fill_(1.9)
-    z, x, molecules, pairs, _, _ = batch((5, 1, 9, 4))
+    z, x, replicas, pairs, _, _ = batch((5, 1, 9, 4))
     charges = torch.tensor([-1.0, 0.0, 2.0, 1.0, 3.0])
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, 5, charges)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, 5, charges)
     for k in range(4):
-        members = molecules == k
+        members = replicas == k
         one = torch.zeros(int(members.sum()), dtype=torch.long)
         alone_energy, alone_forces = model.energy_and_forces(
             z[members], x[members], one, find_pairs(x[members], one, model.cutoff), 1, charges[k : k + 1]
@@ -405,20 +405,20 @@ def test_a_batch_is_its_molecules(options):
         torch.testing.assert_close(energy[k : k + 1], alone_energy, **SAME)
         torch.testing.assert_close(forces[members], alone_forces, **SAME)
     assert float(energy[4]) == 0.37  # the sum over no atoms
-    assert forces[molecules == 1].abs().max() == 0
+    assert forces[replicas == 1].abs().max() == 0
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "acetate"])
 def test_pairs_beyond_the_cutoff_change_nothing(name):
     case = CASES[name]
     model = model_of(case.checkpoint)
-    z, molecules, charges = case.atoms.tensors()
+    z, replicas, charges = case.atoms.tensors()
     x = torch.tensor(case.positions) * 10
     x = x * 1.6  # a few pairs are now farther apart than the cutoff
-    near, everything = find_pairs(x, molecules, model.cutoff), find_pairs(x, molecules, 1e3)
+    near, everything = find_pairs(x, replicas, model.cutoff), find_pairs(x, replicas, 1e3)
     assert near.edge_index.shape[1] < everything.edge_index.shape[1] or name == "acetate"
-    few = model.energy_and_forces(z, x, molecules, near, len(charges), charges)
-    many = model.energy_and_forces(z, x, molecules, everything, len(charges), charges)
+    few = model.energy_and_forces(z, x, replicas, near, len(charges), charges)
+    many = model.energy_and_forces(z, x, replicas, everything, len(charges), charges)
     torch.testing.assert_close(many[0], few[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(many[1], few[1], rtol=1e-12, atol=1e-12)
 
@@ -442,31 +442,31 @@ def test_energy_and_forces_end_smoothly_at_the_cutoff(options):
 def test_atoms_in_one_place_are_nan(options):
     """In their molecule, and nowhere else."""
     model = small(**options).eval()
-    z, x, molecules, _, count, charges = batch((5, 4))
-    i, j = torch.nonzero(molecules == 0).squeeze()[:2]
+    z, x, replicas, _, count, charges = batch((5, 4))
+    i, j = torch.nonzero(replicas == 0).squeeze()[:2]
     x[i] = x[j]
-    pairs = find_pairs(x, molecules, model.cutoff)
-    energy, forces = model.energy_and_forces(z, x, molecules, pairs, count, charges)
+    pairs = find_pairs(x, replicas, model.cutoff)
+    energy, forces = model.energy_and_forces(z, x, replicas, pairs, count, charges)
     assert torch.isnan(energy[0]) and torch.isfinite(energy[1])
     assert torch.isnan(forces[i]).all() and torch.isnan(forces[j]).all()
-    assert torch.isfinite(forces[molecules == 1]).all()
+    assert torch.isfinite(forces[replicas == 1]).all()
 
 
 def test_atoms_of_two_molecules_may_be_in_one_place():
     model = small().eval()
-    z, x, molecules, _, count, charges = batch((5, 4))
-    x[torch.nonzero(molecules == 0)[0]] = x[torch.nonzero(molecules == 1)[0]]
-    energy, forces = model.energy_and_forces(z, x, molecules, find_pairs(x, molecules, 3.5), count, charges)
+    z, x, replicas, _, count, charges = batch((5, 4))
+    x[torch.nonzero(replicas == 0)[0]] = x[torch.nonzero(replicas == 1)[0]]
+    energy, forces = model.energy_and_forces(z, x, replicas, find_pairs(x, replicas, 3.5), count, charges)
     assert torch.isfinite(energy).all() and torch.isfinite(forces).all()
 
 
 @pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
 def test_total_charge(group):
     model = small(group=group).eval()
-    z, x, molecules, pairs, count, _ = batch((5, 4))
-    neutral = model(z, x, molecules, pairs, count)
-    torch.testing.assert_close(model(z, x, molecules, pairs, count, torch.zeros(2)), neutral, rtol=0, atol=0)
-    charged = model(z, x, molecules, pairs, count, torch.tensor([0.0, 1.0]))
+    z, x, replicas, pairs, count, _ = batch((5, 4))
+    neutral = model(z, x, replicas, pairs, count)
+    torch.testing.assert_close(model(z, x, replicas, pairs, count, torch.zeros(2)), neutral, rtol=0, atol=0)
+    charged = model(z, x, replicas, pairs, count, torch.tensor([0.0, 1.0]))
     assert charged[0] == neutral[0]  # a molecule does not see another one's charge
     assert (charged[1] - neutral[1]).abs() > 1e-6
 
@@ -541,14 +541,14 @@ def training_data():
     """
     case = VARIANTS["atomref-old-layout-old-head"]
     teacher = model_of(case.checkpoint)
-    z, molecules, _ = case.atoms.tensors()
+    z, replicas, _ = case.atoms.tensors()
     x = torch.tensor(case.positions) * 10
     generator = torch.Generator().manual_seed(7)
     found = []
     for members in ((0, 1, 0, 1), (2, 1, 2, 0, 1)):  # of 9, 6 and 5 atoms
-        numbers = torch.cat([z[molecules == k] for k in members])
-        index = torch.cat([torch.full((int((molecules == k).sum()),), m) for m, k in enumerate(members)])
-        positions = torch.cat([x[molecules == k] for k in members])
+        numbers = torch.cat([z[replicas == k] for k in members])
+        index = torch.cat([torch.full((int((replicas == k).sum()),), m) for m, k in enumerate(members)])
+        positions = torch.cat([x[replicas == k] for k in members])
         positions = positions + 0.1 * torch.randn(positions.shape, generator=generator, dtype=torch.float64)
         pairs = find_pairs(positions, index, teacher.cutoff)
         arguments = (numbers, positions, index, pairs, len(members), torch.zeros(len(members), dtype=torch.float64))

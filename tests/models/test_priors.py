@@ -172,7 +172,7 @@ def small_model(priors, reduce_op):
     return model
 
 
-def molecules():
+def replicas():
     """Water and CO, overlapping in space, and an empty third molecule."""
     z = torch.tensor([8, 6, 1, 8, 1])
     index = torch.tensor([0, 1, 0, 1, 0])
@@ -183,14 +183,14 @@ def molecules():
 
 
 def energies(model, box=None):
-    z, x, index = molecules()
+    z, x, index = replicas()
     with torch.no_grad():
         return model(z, x, index, find_pairs(x, index, model.cutoff, box), 3).numpy()
 
 
 def pair_sums(formula, cutoff):
     """The formula summed over the pairs i<j of each molecule, eV."""
-    z, x, index = (t.numpy() for t in molecules())
+    z, x, index = (t.numpy() for t in replicas())
     total = np.zeros(3)
     for i in range(len(z)):
         for j in range(i):
@@ -216,7 +216,7 @@ def test_atomref_is_inside_the_reduction_and_outside_std(reduce_op):
     table = Atomref(10)
     table.atomref.weight.copy_(torch.linspace(-900.0, 0.0, 10)[:, None])
     references = table.atomref.weight.double().squeeze().numpy()
-    z, _, index = (t.numpy() for t in molecules())
+    z, _, index = (t.numpy() for t in replicas())
     expected = np.bincount(index, references[z], minlength=3)
     if reduce_op == "mean":
         expected /= np.bincount(index, minlength=3) + 1  # the oracle counts its zero start value

@@ -65,7 +65,7 @@ def test_another_molecule_is_refused_unless_told(bundled):
 
 def test_replicas_of_the_molecule_are_taken(bundled):
     numbers = bundled.about["molecule"]["atomic_numbers"]
-    TensorNetForce(bundled, atomic_numbers=numbers * 2, molecules=[0] * 22 + [1] * 22)
+    TensorNetForce(bundled, atomic_numbers=numbers * 2, replicas=[0] * 22 + [1] * 22)
 
 
 def test_other_elements_are_refused(bundled):

@@ -27,10 +27,10 @@ def way(request, monkeypatch):
 
 
 def reference_charges(model, atoms: Atoms, x: torch.Tensor, box: torch.Tensor | None = None) -> torch.Tensor:
-    z, molecules, charges = atoms.tensors()
-    pairs = find_pairs(10 * x, molecules, model.cutoff, None if box is None else 10 * box)
+    z, replicas, charges = atoms.tensors()
+    pairs = find_pairs(10 * x, replicas, model.cutoff, None if box is None else 10 * box)
     with torch.no_grad():
-        return copy_double(model).partial_charges(z, 10 * x, molecules, pairs, len(charges), charges)
+        return copy_double(model).partial_charges(z, 10 * x, replicas, pairs, len(charges), charges)
 
 
 def compare(static: StaticPotential, model, atoms: Atoms, x, box=None, energy=1e-8, force=1e-6) -> None:
@@ -82,10 +82,10 @@ def test_small_and_uneven_molecules(sizes, cutoff, way):
     model = choose_coulomb_cutoff(load_model(CHARGE_VARIANTS["so3"].checkpoint), False, cutoff)
     generator = torch.Generator().manual_seed(sum(sizes))
     numbers = torch.randint(1, 10, (sum(sizes),), generator=generator).tolist()
-    molecules = [k for k, n in enumerate(sizes) for _ in range(n)]
-    order = torch.randperm(len(molecules), generator=generator)
+    replicas = [k for k, n in enumerate(sizes) for _ in range(n)]
+    order = torch.randperm(len(replicas), generator=generator)
     charges = [float(k % 3 - 1) for k in range(len(sizes) + 1)]
-    atoms = Atoms.make(numbers, [molecules[k] for k in order], charges)
+    atoms = Atoms.make(numbers, [replicas[k] for k in order], charges)
     static = StaticPotential(model, atoms, precision="double", tabulate=False)
     compare(static, model, atoms, packing(atoms, seed=1))
 
@@ -119,7 +119,7 @@ def test_more_coulomb_pairs_than_the_list_holds_is_nan(monkeypatch):
     monkeypatch.setattr(program, "DENSE_ATOMS", 1)
     atoms, x, box = waters(8, "rectangular")
     model = choose_coulomb_cutoff(load_model(CHARGE_VARIANTS["so3"].checkpoint), True, 0.6)
-    count = find_pairs(x, torch.tensor(atoms.molecules), 0.6, box).edge_index.shape[1] // 2
+    count = find_pairs(x, torch.tensor(atoms.replicas), 0.6, box).edge_index.shape[1] // 2
     assert count < 276
     for capacity in (count, count - 1):
         monkeypatch.setattr(program, "pair_capacity", lambda *_, capacity=capacity: capacity)
@@ -139,7 +139,7 @@ def test_atoms_in_one_place_and_broken_positions_are_nan_everywhere(way):
     close, broken = x.clone(), x.clone()
     close[1] = close[0]
     broken[3, 1] = torch.nan
-    assert case.atoms.molecules[0] == case.atoms.molecules[1]
+    assert case.atoms.replicas[0] == case.atoms.replicas[1]
     for y in (close, broken):
         energies, forces = static(y)
         assert energies.isnan().any() and forces.isnan().all() and static.partial_charges(y).isnan().all()

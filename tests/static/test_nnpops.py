@@ -74,15 +74,15 @@ def cloud(count: int, seed: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("several", [False, True], ids=["one molecule", "three molecules"])
 def test_same_pairs_as_the_reference(nnpops, box, several):
     x, lattice = cloud(60), BOXES[box]
-    molecules = torch.arange(60) % 3 if several else torch.zeros(60, dtype=torch.long)
-    pairs, vector, overflow = NNPOpsPairs(molecules, lattice is not None, CUTOFF, 1700)(x, lattice)
+    replicas = torch.arange(60) % 3 if several else torch.zeros(60, dtype=torch.long)
+    pairs, vector, overflow = NNPOpsPairs(replicas, lattice is not None, CUTOFF, 1700)(x, lattice)
     assert not bool(overflow)
     assert pairs.shape == (2, 1700) and pairs.dtype == torch.long and bool(torch.isfinite(vector).all())
     found = {}
     for i, j, v in zip(*pairs.tolist(), vector, strict=True):
         if i != j:
             found[i, j], found[j, i] = v, -v
-    expected = find_pairs(x, molecules, CUTOFF, lattice)
+    expected = find_pairs(x, replicas, CUTOFF, lattice)
     edges = [tuple(e) for e in expected.edge_index.T.tolist()]
     assert set(found) == set(edges) and len(edges) == 2 * int((pairs[0] != pairs[1]).sum())
     i, j = expected.edge_index
@@ -91,11 +91,11 @@ def test_same_pairs_as_the_reference(nnpops, box, several):
 
 
 def test_overflow_is_told(nnpops):
-    x, molecules = cloud(60), torch.zeros(60, dtype=torch.long)
-    needed = find_pairs(x, molecules, CUTOFF).edge_index.shape[1] // 2
+    x, replicas = cloud(60), torch.zeros(60, dtype=torch.long)
+    needed = find_pairs(x, replicas, CUTOFF).edge_index.shape[1] // 2
     for capacity in (needed - 1, needed, needed + 1):
         for kind in (NNPOpsPairs, SelectedPairs):
-            assert bool(kind(molecules, False, CUTOFF, capacity)(x, None)[2]) == (capacity < needed)
+            assert bool(kind(replicas, False, CUTOFF, capacity)(x, None)[2]) == (capacity < needed)
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["vacuum", "periodic"])
@@ -134,12 +134,12 @@ def test_going_on_without_it(monkeypatch):
 
 
 def test_check_of_the_graph_needs_no_nnpops_kernel_for_fake_tensors(nnpops):
-    molecules = torch.zeros(60, dtype=torch.long)
+    replicas = torch.zeros(60, dtype=torch.long)
 
     class List(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.pairs = NNPOpsPairs(molecules, False, CUTOFF, 900)
+            self.pairs = NNPOpsPairs(replicas, False, CUTOFF, 900)
 
         def forward(self, x):
             return self.pairs(x, None)[1]

@@ -90,7 +90,7 @@ def test_float32_and_float64_positions():
 
 def test_empty_last_molecule():
     case = VARIANTS["so3-gauss-2layers-meanstd"]  # its mean belongs to every molecule, empty ones too
-    atoms = Atoms.make(case.atoms.numbers, case.atoms.molecules, [0, 0, 0, 0])
+    atoms = Atoms.make(case.atoms.numbers, case.atoms.replicas, [0, 0, 0, 0])
     model = load_model(case.checkpoint)
     x, _ = case.tensors()
     static = StaticPotential(model, atoms, precision="double", tabulate=False)
@@ -107,9 +107,9 @@ def test_small_and_uneven_molecules(sizes, way, model_path):
     model = load_model(model_path("variants/lower-cutoff-trainable"))
     generator = torch.Generator().manual_seed(sum(sizes))
     numbers = torch.randint(1, 10, (sum(sizes),), generator=generator).tolist()
-    molecules = [k for k, n in enumerate(sizes) for _ in range(n)]
-    order = torch.randperm(len(molecules), generator=generator)  # molecules need not be contiguous
-    atoms = Atoms.make(numbers, [molecules[k] for k in order], [float(k % 3 - 1) for k in range(len(sizes))])
+    replicas = [k for k, n in enumerate(sizes) for _ in range(n)]
+    order = torch.randperm(len(replicas), generator=generator)  # molecules need not be contiguous
+    atoms = Atoms.make(numbers, [replicas[k] for k in order], [float(k % 3 - 1) for k in range(len(sizes))])
     x = packing(atoms, seed=1)
     expected = reference_energy_and_forces(copy_double(model), atoms, x)
     static = StaticPotential(model, atoms, precision="double", tabulate=False)
@@ -138,7 +138,7 @@ def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
     x, _ = case.tensors()
     model = load_model(case.checkpoint)
     x_model = x / 0.1
-    count = find_pairs(x_model, torch.tensor(case.atoms.molecules), model.cutoff).edge_index.shape[1] // 2
+    count = find_pairs(x_model, torch.tensor(case.atoms.replicas), model.cutoff).edge_index.shape[1] // 2
     exact = StaticPotential(model, case.atoms, precision="double", tabulate=False, max_pairs=count)
     energies, forces = exact(x)
     assert exact.capacity == count
@@ -157,14 +157,14 @@ def test_close_atoms_have_the_networks_own_value(tabulate, way):
     x, _ = case.tensors()
     y = x.clone()
     direction = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    assert case.atoms.molecules[0] == case.atoms.molecules[1]
+    assert case.atoms.replicas[0] == case.atoms.replicas[1]
     for distance in (0.06, 0.02, 0.005, 2e-4):
         y[1] = y[0] + distance * direction
         found = deviation(static(y), reference_energy_and_forces(load_model(case.checkpoint).double(), case.atoms, y))
         assert found.within(TABULATION["single"]), (distance, found)
     y[1] = y[0]
     energies, forces = static(y)
-    assert energies[case.atoms.molecules[0]].isnan()
+    assert energies[case.atoms.replicas[0]].isnan()
     assert forces.isnan().all()
 
 
@@ -308,7 +308,7 @@ class TestAtoms:
     def test_refusals(self, arguments, error, text):
         if arguments[1:] == ([0, 3], [0, 0]):
             with pytest.raises(error, match=text):
-                Atoms.make(*arguments, num_molecules=2)
+                Atoms.make(*arguments, num_replicas=2)
             return
         with pytest.raises(error, match=text):
             Atoms.make(*arguments)
@@ -326,17 +326,17 @@ class TestNeighbors:
             box[1, 0], box[2, 0], box[2, 1] = 0.4, -0.5, 0.6
         x = torch.rand(60, 3, dtype=torch.float64) @ box
         turns = torch.randint(-3, 4, (60, 3)).double()
-        molecules = torch.randint(0, 2, (60,))
-        pairs = find_pairs(x, molecules, 0.5, box)
+        replicas = torch.randint(0, 2, (60,))
+        pairs = find_pairs(x, replicas, 0.5, box)
         expected = {tuple(p) for p in pairs.edge_index.T.tolist() if p[0] < p[1]}
-        chosen = SelectedPairs(molecules, True, 0.5, len(expected) + 5)
+        chosen = SelectedPairs(replicas, True, 0.5, len(expected) + 5)
         index, vector, overflow = chosen(x + turns @ box, box)
         assert not overflow
         distance = vector.norm(dim=1)
         found = {tuple(p) for p, d in zip(index.T.tolist(), distance.tolist(), strict=True) if d < 0.5}
         assert found == expected
         assert (distance[len(expected) :] == 1.0).all()
-        assert SelectedPairs(molecules, True, 0.5, len(expected) - 1)(x, box)[2]
+        assert SelectedPairs(replicas, True, 0.5, len(expected) - 1)(x, box)[2]
 
     @pytest.mark.parametrize("kind", ["none", "rectangular", "triclinic"])
     @pytest.mark.parametrize("several", [False, True])
@@ -345,9 +345,9 @@ class TestNeighbors:
         if kind == "triclinic":
             box[1, 0], box[2, 0], box[2, 1] = 0.3, -0.5, 0.6
         x = torch.rand(300, 3, dtype=torch.float64) @ box - 0.7
-        molecules = torch.arange(300) % 2 if several else torch.zeros(300, dtype=torch.long)
+        replicas = torch.arange(300) % 2 if several else torch.zeros(300, dtype=torch.long)
         lattice = None if kind == "none" else box
-        pairs = find_pairs(x, molecules, 0.5, lattice)
+        pairs = find_pairs(x, replicas, 0.5, lattice)
         expected = {tuple(p) for p in pairs.edge_index.T.tolist() if p[0] < p[1]}
         if lattice is not None:
             x = x + torch.randint(-3, 4, (300, 3)).double() @ box
@@ -357,7 +357,7 @@ class TestNeighbors:
             (60, len(expected) - 1, True),
             (3, 9000, True),
         ):
-            finder = CellPairs(molecules, lattice is not None, 0.5, capacity, Grid(cells, room))
+            finder = CellPairs(replicas, lattice is not None, 0.5, capacity, Grid(cells, room))
             index, vector, overflow = finder(x, lattice)
             assert index.shape == (2, capacity)
             assert bool(overflow) is left_out

@@ -36,44 +36,44 @@ ROWS = 96  # at a time
 
 
 @kernel
-def _sums(h, molecule, charge, shares, ratio):
-    """Of each molecule Σf² + ε, and the missing charge by it."""
+def _sums(h, replica, charge, shares, ratio):
+    """Of each replica Σf² + ε, and the missing charge by it."""
     channels = shares.shape[1]
     shares[:] = SMALLEST_SHARE
     for m in range(len(charge)):
         ratio[m, :] = charge[m]
     for a in range(len(h)):
         for k in range(channels):
-            shares[molecule[a], k] += h[a, channels + k] * h[a, channels + k]
-            ratio[molecule[a], k] -= h[a, k]
+            shares[replica[a], k] += h[a, channels + k] * h[a, channels + k]
+            ratio[replica[a], k] -= h[a, k]
     ratio /= shares
 
 
 @kernel
-def equilibrate(h, molecule, charge, q):
+def equilibrate(h, replica, charge, q):
     shares, ratio = np.empty((2, len(charge), q.shape[1]), h.dtype)
-    _sums(h, molecule, charge, shares, ratio)
+    _sums(h, replica, charge, shares, ratio)
     for a in range(len(h)):
         for k in range(q.shape[1]):
             f = h[a, q.shape[1] + k]
-            q[a, k] = h[a, k] + f * f * ratio[molecule[a], k]
+            q[a, k] = h[a, k] + f * f * ratio[replica[a], k]
 
 
 @kernel
-def equilibrate_backward(g_q, h, molecule, charge, g_h):
+def equilibrate_backward(g_q, h, replica, charge, g_h):
     channels = g_q.shape[1]
     shares, ratio = np.empty((2, len(charge), channels), h.dtype)
-    _sums(h, molecule, charge, shares, ratio)
+    _sums(h, replica, charge, shares, ratio)
     along = np.zeros_like(shares)
     for a in range(len(h)):
         for k in range(channels):
-            along[molecule[a], k] += g_q[a, k] * h[a, channels + k] * h[a, channels + k]
+            along[replica[a], k] += g_q[a, k] * h[a, channels + k] * h[a, channels + k]
     along /= shares
     for a in range(len(h)):
         for k in range(channels):
-            by_q = g_q[a, k] - along[molecule[a], k]
+            by_q = g_q[a, k] - along[replica[a], k]
             g_h[a, k] = by_q
-            g_h[a, channels + k] = 2 * h[a, channels + k] * by_q * ratio[molecule[a], k]
+            g_h[a, channels + k] = 2 * h[a, channels + k] * by_q * ratio[replica[a], k]
 
 
 @kernel

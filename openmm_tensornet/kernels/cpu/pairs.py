@@ -88,7 +88,7 @@ def _nearest(x, y, z, box, by_a, by_b, by_c):
 
 
 @kernel
-def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found):
+def near_pairs(positions, box, replicas, cutoff, capacity, pairs, found):
     periodic = box.shape[0] == 3
     by_a, by_b, by_c = (1 / box[0, 0], 1 / box[1, 1], 1 / box[2, 2]) if periodic else (0.0, 0.0, 0.0)
     cells = np.empty((positions.shape[0], 3), np.int64)
@@ -111,7 +111,7 @@ def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found):
                 for z_cell in range(low[2], high[2]):
                     cell = _cell(x_cell, y_cell, z_cell, number)
                     for j in order[begin[cell] : begin[cell + 1]]:
-                        if j <= i or molecules[i] != molecules[j]:
+                        if j <= i or replicas[i] != replicas[j]:
                             continue
                         x = positions[i, 0] - positions[j, 0]
                         y = positions[i, 1] - positions[j, 1]

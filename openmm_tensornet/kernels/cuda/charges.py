@@ -25,36 +25,36 @@ from .steps import (
     sum_rows,
 )
 
-CHARGES = 16  # channels of a program that sums over a molecule
+CHARGES = 16  # channels of a program that sums over a replica
 
 
 @triton.jit
-def _of_molecule(h, molecule, first, atoms, channels, k, BLOCK: tl.constexpr):
-    """Which of some atoms are of this program's molecule, the places of their charges, the charges and the shares."""
+def _of_replica(h, replica, first, atoms, channels, k, BLOCK: tl.constexpr):
+    """Which of some atoms are of this program's replica, the places of their charges, the charges and the shares."""
     a = first + tl.arange(0, BLOCK)
-    own = (tl.load(molecule + a, a < atoms, -1) == tl.program_id(0))[:, None] & (k < channels)[None, :]
+    own = (tl.load(replica + a, a < atoms, -1) == tl.program_id(0))[:, None] & (k < channels)[None, :]
     at = a[:, None] * 2 * channels + k[None, :]
     return own, a[:, None] * channels + k[None, :], at, tl.load(h + at, own, 0), tl.load(h + at + channels, own, 0)
 
 
 @triton.jit
 def _equilibrate(
-    h, molecule, charge, result, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    h, replica, charge, result, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):
     k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     charges = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
     shares = tl.zeros((BLOCK, WIDTH), result.dtype.element_ty)
     for first in range(0, atoms, BLOCK):
-        _, _, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        _, _, _, q, f = _of_replica(h, replica, first, atoms, channels, k, BLOCK)
         charges += q
         shares += f * f
     ratio = (tl.load(charge + tl.program_id(0)) - tl.sum(charges, 0)) / (tl.sum(shares, 0) + smallest)
     for first in range(0, atoms, BLOCK):
-        own, place, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        own, place, _, q, f = _of_replica(h, replica, first, atoms, channels, k, BLOCK)
         tl.store(result + place, q + f * f * ratio[None, :], own)
 
 
-def _each_molecule(kernel, q, charge, *tensors) -> None:
+def _each_replica(kernel, q, charge, *tensors) -> None:
     atoms, channels = q.shape
     width = min(CHARGES, triton.next_power_of_2(channels))
     kernel[(len(charge), triton.cdiv(channels, width))](
@@ -62,20 +62,20 @@ def _each_molecule(kernel, q, charge, *tensors) -> None:
     )
 
 
-def equilibrate(h, molecule, charge, q) -> None:
-    _each_molecule(_equilibrate, q, charge, h, molecule, charge, q)
+def equilibrate(h, replica, charge, q) -> None:
+    _each_replica(_equilibrate, q, charge, h, replica, charge, q)
 
 
 @triton.jit
 def _equilibrate_backward(
-    g_q, h, molecule, charge, g_h, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    g_q, h, replica, charge, g_h, atoms, channels, smallest: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):
     k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     charges = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
     shares = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
     taken = tl.zeros((BLOCK, WIDTH), g_h.dtype.element_ty)
     for first in range(0, atoms, BLOCK):
-        own, place, _, q, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        own, place, _, q, f = _of_replica(h, replica, first, atoms, channels, k, BLOCK)
         charges += q
         shares += f * f
         taken += f * f * tl.load(g_q + place, own, 0)
@@ -83,14 +83,14 @@ def _equilibrate_backward(
     ratio = (tl.load(charge + tl.program_id(0)) - tl.sum(charges, 0)) / total
     mean = tl.sum(taken, 0) / total
     for first in range(0, atoms, BLOCK):
-        own, place, at, _, f = _of_molecule(h, molecule, first, atoms, channels, k, BLOCK)
+        own, place, at, _, f = _of_replica(h, replica, first, atoms, channels, k, BLOCK)
         g = tl.load(g_q + place, own, 0) - mean[None, :]
         tl.store(g_h + at, g, own)
         tl.store(g_h + at + channels, 2 * f * g * ratio[None, :], own)
 
 
-def equilibrate_backward(g_q, h, molecule, charge, g_h) -> None:
-    _each_molecule(_equilibrate_backward, g_q, charge, g_q, h, molecule, charge, g_h)
+def equilibrate_backward(g_q, h, replica, charge, g_h) -> None:
+    _each_replica(_equilibrate_backward, g_q, charge, g_q, h, replica, charge, g_h)
 
 
 @triton.jit

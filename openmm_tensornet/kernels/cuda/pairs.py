@@ -18,25 +18,23 @@ from .steps import (
 
 
 @triton.jit
-def _near(positions, box, molecules, cutoff, atoms, i, j, PERIODIC: tl.constexpr):
+def _near(positions, box, replicas, cutoff, atoms, i, j, PERIODIC: tl.constexpr):
     """Which atoms j > i are near to atom i; a coordinate of j that is not a number makes it near to all."""
     exists = (j > i) & (j < atoms)
     x, y, z = vector(positions, i, tl.where(exists, j, i))
     if PERIODIC:
         x, y, z = nearest_image(box, x, y, z)
-    same = tl.load(molecules + i) == tl.load(molecules + j, exists, 0)
+    same = tl.load(replicas + i) == tl.load(replicas + j, exists, 0)
     return exists & same & ~(x * x + y * y + z * z >= cutoff * cutoff)
 
 
 @triton.jit
-def _count_near(
-    positions, box, molecules, counts, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
-):
+def _count_near(positions, box, replicas, counts, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0)
     count = tl.zeros((BLOCK,), tl.int64)
     limit = tl.load(cutoff)
     for first in range(i + 1, atoms, BLOCK):
-        count += _near(positions, box, molecules, limit, atoms, i, first + tl.arange(0, BLOCK), PERIODIC).to(tl.int64)
+        count += _near(positions, box, replicas, limit, atoms, i, first + tl.arange(0, BLOCK), PERIODIC).to(tl.int64)
     x, y, z = tl.load(positions + 3 * i), tl.load(positions + 3 * i + 1), tl.load(positions + 3 * i + 2)
     finite = (x - x == 0) & (y - y == 0) & (z - z == 0)
     tl.store(counts + i, tl.where(finite, tl.sum(count, 0), capacity + 1))
@@ -44,13 +42,13 @@ def _count_near(
 
 @triton.jit
 def _list_near(
-    positions, box, molecules, ends, pairs, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
+    positions, box, replicas, ends, pairs, cutoff, atoms, capacity, PERIODIC: tl.constexpr, BLOCK: tl.constexpr
 ):
     i = tl.program_id(0)
     place, limit = tl.load(ends + i - 1, i > 0, 0), tl.load(cutoff)
     for first in range(i + 1, atoms, BLOCK):
         j = first + tl.arange(0, BLOCK)
-        near = _near(positions, box, molecules, limit, atoms, i, j, PERIODIC).to(tl.int64)
+        near = _near(positions, box, replicas, limit, atoms, i, j, PERIODIC).to(tl.int64)
         at = place + tl.cumsum(near, 0) - 1
         fits = (near > 0) & (at < capacity)
         tl.store(pairs + at, tl.zeros((BLOCK,), tl.int64) + i, fits)
@@ -58,16 +56,16 @@ def _list_near(
         place += tl.sum(near, 0)
 
 
-def near_pairs(positions, box, molecules, cutoff, capacity, pairs, found) -> None:
+def near_pairs(positions, box, replicas, cutoff, capacity, pairs, found) -> None:
     """All atoms are compared with all: for a few thousand, a GPU does it in less time than cells take to fill."""
-    atoms, options = len(molecules), {"PERIODIC": len(box) == 3, "BLOCK": ELEMENTS}
+    atoms, options = len(replicas), {"PERIODIC": len(box) == 3, "BLOCK": ELEMENTS}
     limit = positions.new_full((), cutoff)  # an argument of Triton's would be float32
-    counts = torch.empty_like(molecules)
-    _count_near[(atoms,)](positions, box, molecules, counts, limit, atoms, capacity, **options)
+    counts = torch.empty_like(replicas)
+    _count_near[(atoms,)](positions, box, replicas, counts, limit, atoms, capacity, **options)
     ends = counts.cumsum(0)
     found.copy_(ends[-1:])
     pairs.zero_()
-    _list_near[(atoms,)](positions, box, molecules, ends, pairs, limit, atoms, capacity, **options)
+    _list_near[(atoms,)](positions, box, replicas, ends, pairs, limit, atoms, capacity, **options)
 
 
 @triton.jit
