@@ -7,7 +7,7 @@ from conftest import VARIANTS
 from openmm import unit
 from openmm.app import Element, Topology
 
-from openmm_tensornet import create_system, replicate
+from openmm_tensornet import TensorNetForce, create_system, replicate
 
 POSITIONS = np.array([[0.0, 0, 0], [0.096, 0, 0], [-0.024, 0.093, 0]])
 
@@ -63,3 +63,21 @@ def test_what_cannot_be_replicated():
     topology.setUnitCellDimensions((3, 3, 3) * unit.nanometer)
     with pytest.raises(ValueError, match=r"^topology: expected none with a box.*remove the box vectors"):
         replicate(topology, POSITIONS, 2)
+
+
+def test_former_names_still_work_and_warn(model_path):
+    path = model_path("variants/zero-layers")
+    with pytest.warns(DeprecationWarning, match="molecules: this argument is called replicas now"):
+        force = TensorNetForce(path, atomic_numbers=[8, 8], molecules=[0, 1])
+    assert force.metadata["replicas"] == [0, 1]
+    with pytest.raises(ValueError, match="molecules: expected replicas alone"):
+        TensorNetForce(path, atomic_numbers=[8, 8], molecules=[0, 1], replicas=[0, 1])
+    system = openmm.System()
+    for _ in range(2):
+        system.addParticle(16)
+    system.addForce(force)
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions([[0, 0, 0], [1, 0, 0]])
+    with pytest.warns(DeprecationWarning, match="replica_energies"):
+        found = force.molecule_energies(context)
+    assert (found == force.replica_energies(context)).all() and found.shape == (2,)
