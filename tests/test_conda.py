@@ -55,7 +55,7 @@ def make_channel(channel: Path, scratch: Path, requirements: list[str]) -> None:
         add(name, installed.version, entries)
     pip_names = {conda_name(requirement): requirement.name for requirement in install_requires()}
     for name, bounds in conda_specs([line for line in requirements if line.split()[0] not in REAL]).items():
-        version = next((bound.version for bound in bounds if bound.operator == ">="), "1")
+        version = next((bound.version for bound in bounds if bound.operator == ">="), "0.1")
         pip_name = pip_names.get(name, name)
         folder = f"{pip_name.replace('-', '_')}-{version}.dist-info"
         metadata = scratch / name / "site-packages" / folder / "METADATA"

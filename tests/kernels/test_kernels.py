@@ -41,7 +41,7 @@ if INTERPRETED:
     from openmm_tensornet.kernels.cuda import steps as cuda_steps
 
     cuda_steps.NEIGHBORS = 4  # several rounds for few atoms
-    SIZES = [(1, 16), (2, 16), (3, 20), (11, 40)]
+    SIZES = [(1, 16), (2, 16), (3, 20), (7, 40)]
     operators.RUNNERS["CPU"] = operators.RUNNERS["CUDA"]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 
