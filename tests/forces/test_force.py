@@ -406,7 +406,7 @@ class TestArguments:
     def test_warnings(self, model):
         with pytest.warns(UserWarning, match="trained without total charges, received 1"):
             TensorNetForce(model, atomic_numbers=[8, 1], total_charge=1)
-        with pytest.warns(UserWarning, match="replicas of a liquid must see each other"):
+        with pytest.warns(UserWarning, match="molecules of a liquid must see each other"):
             TensorNetForce(model, atomic_numbers=[8, 8], replicas=[0, 1], box_vectors=np.eye(3) * 1.5)
 
     def test_options_that_do_not_exist(self, model):
@@ -489,7 +489,7 @@ class TestExportedFiles:
         for file, text in (
             (truncated, "truncated"),
             (damaged, "damaged"),
-            (newer, "format version 2 or older, received 99; update openmm-tensornet"),
+            (newer, "format version 3 or older, received 99; update openmm-tensornet"),
             (foreign, "expected an exported TensorNet file, received another"),
         ):
             with pytest.raises(ValueError, match=text):
