@@ -432,7 +432,7 @@ EXPORTED: list[tuple[str, Callable[[Given], Any], type[Exception], str]] = [
     ),
     (
         "a file of a newer format", lambda g: g.described(lambda text: text.replace('"format_version": 3', '"format_version": 9')),
-        ValueError, "FILE: expected format version 3 or older, received 9; update openmm-tensornet (the file was written by …)",
+        ValueError, "FILE: expected format version 3, received 9; update openmm-tensornet (it was written by …)",
     ),
     (
         "metadata that are no JSON", lambda g: g.described(lambda text: "{"),

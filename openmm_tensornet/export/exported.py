@@ -233,10 +233,13 @@ def _read(name: str) -> tuple[Specification, bytes, dict]:
         )
     try:
         text = read_texts(content)[DESCRIPTION]
-        specification = Specification.unpack(content)
     except (KeyError, AttributeError, *DAMAGED) as error:
         raise _damaged(name, f"{type(error).__name__}: {error}") from None
     metadata = parse_metadata(text, name)
+    try:
+        specification = Specification.unpack(content)
+    except DAMAGED as error:
+        raise _damaged(name, f"{type(error).__name__}: {error}") from None
     missing = [entry for entry in _WRITTEN if entry not in metadata]
     if missing:
         raise _damaged(name, f"it does not say {', '.join(missing)}")
@@ -262,10 +265,11 @@ def parse_metadata(text: str, name: str) -> dict:
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError(f"{name}: expected metadata of {FORMAT}, received something else; export the model again")
     version = metadata.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        older = isinstance(version, int) and version < FORMAT_VERSION
         raise ValueError(
-            f"{name}: expected format version {FORMAT_VERSION} or older, received {version!r}; update openmm-tensornet "
-            f"(the file was written by {metadata.get('package_version')})"
+            f"{name}: expected format version {FORMAT_VERSION}, received {version!r}; "
+            f"{'make it again' if older else 'update openmm-tensornet'} (it was written by {metadata.get('package_version')})"
         )
     return metadata
 

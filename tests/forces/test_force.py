@@ -480,16 +480,18 @@ class TestExportedFiles:
         damaged = tmp_path / "damaged.safetensors"
         middle = len(whole) // 2
         damaged.write_bytes(whole[:middle] + bytes(64) + whole[middle + 64 :])
-        newer = tmp_path / "newer.safetensors"
+        newer, older = tmp_path / "newer.safetensors", tmp_path / "older.safetensors"
         texts = read_texts(whole)
-        description = json.loads(texts["metadata"]) | {"format_version": 99}
-        newer.write_bytes(with_texts(whole, texts | {"metadata": json.dumps(description)}))
+        for file, version in ((newer, 99), (older, 2)):
+            description = json.loads(texts["metadata"]) | {"format_version": version}
+            file.write_bytes(with_texts(whole, texts | {"metadata": json.dumps(description)}))
         foreign = tmp_path / "foreign.safetensors"
         safetensors.torch.save_file({"weight": torch.zeros(2)}, foreign)
         for file, text in (
             (truncated, "truncated"),
             (damaged, "damaged"),
-            (newer, "format version 3 or older, received 99; update openmm-tensornet"),
+            (newer, "format version 3, received 99; update openmm-tensornet"),
+            (older, "format version 3, received 2; make it again"),
             (foreign, "expected an exported TensorNet file, received another"),
         ):
             with pytest.raises(ValueError, match=text):

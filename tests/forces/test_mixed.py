@@ -305,7 +305,7 @@ def test_charges_that_contradict_each_other(solution, mm_system, model, field, o
 
 
 def test_options_that_do_not_exist(solution, mm_system, model):
-    text = r"totalCharge: expected one of the options molecules, total_charge, .*charge, .*useCoulombCutoff.*, received an unknown one"
+    text = r"totalCharge: expected one of the options replicas, total_charge, .*charge, .*useCoulombCutoff.*, received an unknown one"
     with pytest.raises(TypeError, match=text):
         create_mixed_system(model, solution.topology, mm_system, PEPTIDE, totalCharge=1)
     with pytest.raises(TypeError, match="model_path: expected one of the options modelPath, lengthScale, energyScale"):

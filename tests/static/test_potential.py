@@ -300,7 +300,7 @@ class TestAtoms:
             (([1, 1], [0]), ValueError, "each of 2 atoms, received 1"),
             (([1, 1], [0, -1]), ValueError, "at least 0, received -1"),
             (([1, 1], [0, 1], 1), ValueError, "one charge for each of 2 replicas, received the single number 1"),
-            (([1, 1], [0, 1], [1]), ValueError, "each of 2 molecules, received 1"),
+            (([1, 1], [0, 1], [1]), ValueError, "each of 2 replicas, received 1"),
             (([1, 1], None, 0.5), ValueError, "whole numbers of elementary charges, received 0.5"),
             (([1, 1], [0, 3], [0, 0]), ValueError, "below the number of atoms, 2, received 3"),
         ],
