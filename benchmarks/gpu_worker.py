@@ -36,7 +36,12 @@ from openmm_tensornet.export.exported import read_metadata
 from openmm_tensornet.forces.system import force_class
 from openmm_tensornet.models.accuracy import TOLERANCES, Tolerance, deviation, packing
 from openmm_tensornet.models.tensornet import TensorNet
-from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from openmm_tensornet.static.potential import (
+    Options,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    expected_energies_and_forces,
+)
 
 from .measure import Settings, alternate, geometries, ratios, summary, tolerances
 from .systems import CASES, ROOT, Case, Structure, load
@@ -348,7 +353,9 @@ class Device:
         def compiled(mode: str) -> Callable:
             given = [(*x, right) for x, right in zip(own.inputs, own.expected, strict=True)]
             periodic = own.structure.box is not None
-            potential = StaticPotential(own.model, own.atoms, periodic=periodic, kernels=kernels, check=given)
+            potential = StaticPotential.make(
+                own.model, own.atoms, Options(periodic=periodic, kernels=kernels), check=given
+            )
             return torch.compile(potential.to(self._device), mode=mode)
 
         programs, result = verified(

@@ -13,7 +13,7 @@ import torch
 from openmm_tensornet import StaticPotential, check_graph_safety, load_model
 from openmm_tensornet.common.atoms import Atoms
 from openmm_tensornet.models.registry import find_model
-from openmm_tensornet.static.potential import choose_coulomb_cutoff
+from openmm_tensornet.static.potential import Options, choose_coulomb_cutoff
 
 MODELS = {"aceff-1.1": "AceFF-1.1", "aceff-2.0": "AceFF-2.0"}
 SIZES = (22, 166, 1029)
@@ -25,7 +25,9 @@ def launches(model: str, kernels: str, atoms: int) -> tuple[int, int]:
     """Declared and counted, of a molecule of so many atoms or a box with it."""
     periodic = atoms > LARGEST_IN_VACUUM
     network = choose_coulomb_cutoff(load_model(find_model(model, download=False)), periodic, None)
-    potential = StaticPotential(network, Atoms.make([8] + [1] * (atoms - 1)), periodic=periodic, kernels=kernels)
+    potential = StaticPotential.make(
+        network, Atoms.make([8] + [1] * (atoms - 1)), Options(periodic=periodic, kernels=kernels)
+    )
     inputs = (torch.zeros(atoms, 3), *([torch.eye(3) * EDGE] if periodic else []))
     found = check_graph_safety(potential.gpu_program, *inputs)
     return found.kernels, found.counted

@@ -37,7 +37,7 @@ from openmm_tensornet.neighbors.plan import Grid
 from openmm_tensornet.neighbors.reference import find_pairs
 from openmm_tensornet.static import potential
 from openmm_tensornet.static.fused import FusedPairs
-from openmm_tensornet.static.potential import choose_coulomb_cutoff, copy_double
+from openmm_tensornet.static.potential import Options, choose_coulomb_cutoff, copy_double
 from openmm_tensornet.static.tables import ORDINARY, RadialTable
 
 
@@ -126,7 +126,7 @@ def one_potential(data: Any) -> None:
     case = data.draw(geometries(model))
     atoms, x, box, particles, random = (case[k] for k in ("atoms", "positions", "box", "particles", "random"))
     count = len(x)
-    options = dict(precision="double", periodic=box is not None, particles=particles, kernels="portable")
+    options = dict(precision="double", periodic=box is not None, kernels="portable")
     tensors = torch.tensor(x), None if box is None else torch.tensor(box)
     chosen = choose_coulomb_cutoff(model, box is not None, None)
     reference = reference_energy_and_forces(copy_double(chosen), atoms, *tensors)
@@ -140,7 +140,9 @@ def one_potential(data: Any) -> None:
         full[places] = own
         return full
 
-    exported = compile_potential(model, atoms, positions=tensors[0], box=tensors[1], **options)
+    exported = compile_potential(
+        model, atoms, Options(**options), particles=particles, positions=tensors[0], box=tensors[1]
+    )
     arguments = [torch.tensor(everywhere(x))] + ([] if box is None else [tensors[1]])
     energy, forces = exported.module(*arguments)
     _agree((energy.reshape(1), forces[places]), total, "exported")

@@ -89,10 +89,10 @@ def array(name: str, value: Any, shape: tuple[int | None, int]) -> NDArray:
 
 
 def renamed(name: str, value: Any, former: str, given: Any) -> Any:
-    """The value of an argument that may still be given by its former name, with a DeprecationWarning."""
+    """The value of an argument that may still be given by its former name, with a warning that users see."""
     if given is None:
         return value
     if value is not None:
         raise ValueError(f"{former}: expected {name} alone, the new name of this argument, received both")
-    warnings.warn(f"{former}: this argument is called {name} now", DeprecationWarning, stacklevel=4)
+    warnings.warn(f"{former}: this argument is called {name} now", FutureWarning, stacklevel=4)
     return given

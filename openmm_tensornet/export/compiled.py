@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from ..graph.capture import check_graph_safety
 from ..models.accuracy import TOLERANCES, Deviation, deviation, geometries, packing
 from ..models.tensornet import TensorNet
 from ..static.potential import (
+    DEFAULTS,
     KERNELS,
     Options,
     StaticPotential,
@@ -27,28 +27,11 @@ from ..static.potential import (
     expected_energies_and_forces,
 )
 from ..static.program import box_cutoff, coulomb_cutoff_of
-from .programs import (
-    PartialCharges,
-    Potential,
-    cpu_program,
-    made,
-)
+from .programs import PartialCharges, Potential, cpu_program, made
 from .specification import Specification, key_of
-from .torchscript import (
-    ByDevice,
-    Charges,
-    EnergyAndForces,
-    Scaled,
-    inlined,
-    scriptable,
-)
+from .torchscript import ByDevice, Charges, EnergyAndForces, Scaled, inlined, scriptable
 
-FORMAT = "openmm-tensornet"
-
-
-FORMAT_VERSION = 3
-
-
+FORMAT, FORMAT_VERSION = "openmm-tensornet", 3
 DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
 
 
@@ -86,13 +69,13 @@ class Exported:
 def compile_potential(
     model: TensorNet,
     atoms: Atoms,
+    options: Options = DEFAULTS,
     *,
     particles: list[int] | None = None,
     positions: Tensor | None = None,
     box: Tensor | None = None,
     coulomb_cutoff: float | None = None,
     self_contained: bool = False,
-    **options: Any,
 ) -> Exported:
     """Make and check the module that TorchForce runs.
 
@@ -100,6 +83,7 @@ def compile_potential(
     ----------
     model : TensorNet
     atoms : Atoms
+    options : Options
     particles : list of int, optional
         Index in the System of each atom; by default the System has these atoms alone.
     positions, box : Tensor, optional
@@ -108,8 +92,6 @@ def compile_potential(
         nm; see :func:`~openmm_tensornet.static.potential.choose_coulomb_cutoff`.
     self_contained : bool
         Whether the module holds its programs, rather than what they are made of.
-    **options
-        Attributes of :class:`~openmm_tensornet.static.potential.Options`.
 
     Raises
     ------
@@ -118,8 +100,7 @@ def compile_potential(
     GraphSafetyError
         If it could not be captured in a CUDA graph.
     """
-    chosen = Options(**options)
-    periodic, precision = chosen.periodic, chosen.precision
+    periodic, precision = options.periodic, options.precision
     model = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
     if periodic and box is None:
         edge = max(2.2 * model.cutoff * model.units.nm_per_length, (len(atoms.numbers) / 60) ** (1 / 3))
@@ -128,16 +109,16 @@ def compile_potential(
     cases = geometries(atoms, cutoff, positions, box if periodic else None)
     expected = expected_energies_and_forces(model, atoms, cases)
     check = [(*cases[k], expected[k]) for k in cases]
-    potential = StaticPotential(model, atoms, check=check, **options)
+    potential = StaticPotential.make(model, atoms, options, check=check)
     # Where PyTorch's own operators do it, the program for GPUs runs here too; a list would take GBs of memory.
     if (
         potential.gpu_program is not potential.program
-        and KERNELS[chosen.kernels][1] == "portable"
+        and KERNELS[options.kernels][1] == "portable"
         and potential.capacity is None
     ):
         for name, case in cases.items():
             _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
-    specification = Specification(model, atoms, chosen, potential.plan)
+    specification = Specification(model, atoms, options, potential.plan)
     content = specification.pack()
     key = key_of(content)
     module = (

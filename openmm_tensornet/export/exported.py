@@ -21,10 +21,7 @@ from ..common.files import DAMAGED, check_archive, check_file, file_kind, open_a
 from ..models.tensornet import TensorNet
 from ..neighbors.reference import check_box
 from ..static.positions import check_positions
-from ..static.potential import (
-    choose_coulomb_cutoff,
-    choose_kernels,
-)
+from ..static.potential import Options, choose_coulomb_cutoff, choose_kernels
 from .compiled import (
     FORMAT,
     FORMAT_VERSION,
@@ -35,9 +32,7 @@ from .compiled import (
     example_inputs,
     make_module,
 )
-from .programs import (
-    made,
-)
+from .programs import made
 from .specification import Specification, key_of, read_texts, with_texts
 
 DESCRIPTION = "metadata"  # the entry of a file with what the specification does not say
@@ -105,7 +100,7 @@ def export_potential(
     particles : list of int, optional
         Index in the System of each atom.
     periodic, precision, tabulate, max_pairs, kernels
-        See :class:`~openmm_tensornet.static.potential.StaticPotential`. With `tabulate=False` kernels are portable.
+        See :class:`~openmm_tensornet.static.potential.Options`. With `tabulate=False` kernels are portable.
     positions, box_vectors : array of shape (N, 3) and (3, 3), optional
         nm; geometries for the checks.
     coulomb_cutoff : float, optional
@@ -127,7 +122,8 @@ def export_potential(
         raise TypeError(f"model: expected a TensorNet, received {type(model).__name__}; read it with load_model")
     atoms = Atoms.make(atomic_numbers, renamed("replicas", replicas, "molecules", molecules), total_charge)
     check_supported(model, atoms, any_molecule=flag("any_molecule", any_molecule))
-    periodic, tabulate = flag("periodic", periodic), flag("tabulate", tabulate)
+    portable = kernels == "auto" and not flag("tabulate", tabulate)
+    options = Options(periodic, precision, tabulate, max_pairs, choose_kernels("portable" if portable else kernels))
     if particles is not None:
         particles = check_particles(particles)
         if len(particles) != len(atoms.numbers):
@@ -137,9 +133,9 @@ def export_potential(
     own = None if positions is None else torch.from_numpy(array("positions", positions, (len(atoms.numbers), 3)))
     box = None if box_vectors is None else torch.from_numpy(array("box_vectors", box_vectors, (3, 3)))
     if box is not None:
-        if not periodic:
+        if not options.periodic:
             raise ValueError("box_vectors: expected None with periodic=False, received a box; pass periodic=True")
-        chosen = choose_coulomb_cutoff(model, periodic, coulomb_cutoff)
+        chosen = choose_coulomb_cutoff(model, options.periodic, coulomb_cutoff)
         check_box(box, chosen.cutoff * chosen.units.nm_per_length, "box_vectors", " nm")
     if own is not None:
         check_positions(own, atoms, [f"atom {k} (atomic number {z})" for k, z in enumerate(atoms.numbers)], box)
@@ -148,12 +144,8 @@ def export_potential(
     exported = compile_potential(
         model,
         atoms,
+        options,
         particles=particles,
-        periodic=periodic,
-        precision=precision,
-        tabulate=tabulate,
-        max_pairs=max_pairs,
-        kernels=choose_kernels(kernels if tabulate or kernels != "auto" else "portable"),
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,

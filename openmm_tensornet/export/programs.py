@@ -78,7 +78,7 @@ def cpu_program(
     """What runs on a CPU; `finish` is given each flat graph."""
 
     def own(potential: StaticPotential) -> nn.Module:
-        if not potential.fused:
+        if not potential.options.fused:
             return finish(potential.program)
         if not available() and specification.options.kernels == "auto":  # a file from where numba is
             return finish(potential.gpu_program)
@@ -135,7 +135,9 @@ def _prepare(data: Tensor, key: str) -> _Prepared:
     specification, potential = _make(data, key)
     program: Any
     if data.device.type == "cpu":
-        program = cpu_program(specification, potential, _as_it_is if potential.fused and available() else compiled)
+        program = cpu_program(
+            specification, potential, _as_it_is if potential.options.fused and available() else compiled
+        )
     else:
         program = compiled(potential.gpu_program.to(data.device))
     charges = potential.charge_program if data.device.type == "cpu" else potential.gpu_charge_program

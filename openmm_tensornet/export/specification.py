@@ -60,7 +60,7 @@ class Specification:
 
     def potential(self) -> StaticPotential:
         """The potential, without repeating the checks made at its creation."""
-        return StaticPotential(self.model, self.atoms, plan=self.plan, **asdict(self.options))
+        return StaticPotential.make(self.model, self.atoms, self.options, plan=self.plan)
 
     def pack(self) -> bytes:
         """The bytes; the same for the same specification."""

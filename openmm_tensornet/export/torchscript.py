@@ -102,8 +102,8 @@ class OfAtoms(Module):
             )
         if self.periodic != (boxvectors is not None):
             raise RuntimeError(
-                f"boxvectors: a force made with periodic={self.periodic} expected that of setUsesPeriodicBoundaryConditions, received "
-                "the other"
+                f"boxvectors: a program made with periodic={self.periodic} received the other boundaries; call "
+                f"setUsesPeriodicBoundaryConditions({self.periodic}) on the TorchForce"
             )
 
     def run(self, positions: Tensor, boxvectors: Tensor | None):

@@ -6,6 +6,7 @@ Plain lengths are in nm; a Quantity is converted before anything else.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import os
 import sys
@@ -17,7 +18,7 @@ from openmm import unit
 from torch import Tensor
 
 from ..common.atoms import Atoms, check_particles, formal_charge, integers
-from ..common.checks import flag, integer, is_topology, one_of
+from ..common.checks import flag, is_topology
 from ..common.files import file_kind
 from ..common.units import lengths_in_nm, positive_in
 from ..export.compiled import Exported, check_supported, compile_potential
@@ -27,7 +28,7 @@ from ..models.registry import find_model
 from ..models.tensornet import TensorNet
 from ..neighbors.reference import check_box
 from ..static.positions import check_positions, warn_about_close_atoms, warn_about_lone_atoms
-from ..static.potential import DTYPES, KERNELS, choose_coulomb_cutoff, choose_kernels
+from ..static.potential import Options, choose_coulomb_cutoff, choose_kernels
 from ..static.program import coulomb_cutoff_of
 
 PLACEHOLDER = 0.1001  # nm; the edges of 1 Å of CRYST1 records that mean no box
@@ -58,10 +59,7 @@ def prepare(
     ValueError, TypeError, FileNotFoundError
         If an argument does not fit.
     """
-    one_of("precision", precision, DTYPES)
-    one_of("kernels", kernels, KERNELS)
-    if max_pairs is not None:
-        max_pairs = integer("max_pairs", max_pairs, 1)
+    options = Options(precision=precision, max_pairs=max_pairs, kernels=kernels)
     if unit.is_quantity(total_charge):
         total_charge = _in_elementary_charges(total_charge)
     if periodic is not None:
@@ -97,9 +95,9 @@ def prepare(
         _check_exported(exported.metadata, numbers, replicas, total_charge, particles, periodic)
         _check_exported_options(
             exported.metadata,
-            precision=(precision, "single"),
-            kernels=(kernels, "auto"),
-            max_pairs=(max_pairs, None),
+            precision=(options.precision, "single"),
+            kernels=(options.kernels, "auto"),
+            max_pairs=(options.max_pairs, None),
             coulomb_cutoff_nm=(coulomb_cutoff, None),
         )
         specification = Atoms.make(numbers, exported.metadata["replicas"], exported.metadata["total_charge"])
@@ -138,11 +136,8 @@ def prepare(
         exported = compile_potential(
             exported,
             specification,
+            dataclasses.replace(options, periodic=periodic, kernels=choose_kernels(kernels)),
             particles=particles,
-            periodic=periodic,
-            precision=precision,
-            max_pairs=max_pairs,
-            kernels=choose_kernels(kernels),
             positions=own_positions,
             box=box,
         )

@@ -168,7 +168,7 @@ class PotentialForce:
 
     def molecule_energies(self, context: openmm.Context) -> unit.Quantity:
         """Former name of :meth:`replica_energies`."""
-        warnings.warn("molecule_energies is called replica_energies now", DeprecationWarning, stacklevel=2)
+        warnings.warn("molecule_energies is called replica_energies now", FutureWarning, stacklevel=2)
         return self.replica_energies(context)
 
     @delivered()

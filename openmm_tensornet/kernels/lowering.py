@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .cpu.matmul import pack
-from .cpu.program import FIELDS, Kernel
+from .cpu.program import FIELDS, Kernel, encode
 from .operators import DTYPES, NAMESPACE
 
 _ATEN = torch.ops.aten
@@ -232,13 +232,17 @@ class _Lowering:
         code = torch.zeros(len(self.calls), 1 + FIELDS * width, dtype=torch.int64)
         numbers = torch.zeros(len(self.calls), max(1, *(len(c.numbers) for c in self.calls)), dtype=torch.float64)
         for call, row, given in zip(self.calls, code, numbers, strict=True):
-            row[0] = call.kernel
+            entries = [
+                (
+                    a.place if isinstance(a.place, int) else bases.get(a.place, ARENA),
+                    a.offset + offsets.get(a.place, 0),  # type: ignore[arg-type]
+                    a.shape,
+                )
+                for a in call.arrays
+            ]
+            encoded = encode(call.kernel, entries)
+            row[: len(encoded)] = torch.tensor(encoded)
             given[: len(call.numbers)] = torch.tensor(call.numbers, dtype=_DOUBLE)
-            for k, array in enumerate(call.arrays):
-                base = array.place if isinstance(array.place, int) else bases.get(array.place, ARENA)
-                offset = array.offset + offsets.get(array.place, 0)  # type: ignore[arg-type]
-                entry = [base, offset, *array.shape]
-                row[1 + FIELDS * k : 1 + FIELDS * k + len(entry)] = torch.tensor(entry)
         constants = {kind: self._constant(self.constants[kind].together()) for kind in self.constants}
         layout = [len(inputs), *(DTYPES.index(self._tensors(n)[0].dtype) for n in inputs)]
         for place in outputs:

@@ -49,14 +49,8 @@ def _on_cpu(operator: Operator, args: list, results: tuple[Tensor, ...]) -> None
     program = import_module(".cpu.program", __package__)
     given = zip((*operator.arguments, *operator.results), (*args, *results), strict=True)
     arrays = [(v, t.double() if v.type[0] == "d" else t) for v, t in given if v.is_array]
-    code = [int(program.Kernel[operator.name])]
-    for k, (value, tensor) in enumerate(arrays):
-        if tensor.dim() != value.rank:
-            raise ValueError(
-                f"{operator.name}: {value.name}: expected {value.rank} dimensions, received shape {tuple(tensor.shape)}"
-            )
-        code += [k, 0, *tensor.shape, *[0] * (program.FIELDS - 2 - tensor.dim())]
-    row, numbers = np.array(code), np.array([float(a) for a in args if not isinstance(a, Tensor)])
+    row = np.array(program.encode(program.Kernel[operator.name], [(k, 0, t.shape) for k, (_, t) in enumerate(arrays)]))
+    numbers = np.array([float(a) for a in args if not isinstance(a, Tensor)])
     addresses = [row.ctypes.data, numbers.ctypes.data, *(t.data_ptr() for _, t in arrays)]
     real = [t.dtype for value, t in arrays if value.type[0] == "r"]
     program.execute(np.array(addresses), 0, 1, len(row), len(numbers), _KINDS[real[0] if real else torch.float32])

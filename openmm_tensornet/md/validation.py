@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..common.units import KJ_PER_MOL_PER_EV
 from ..export.compiled import Exported, compile_potential
 from ..models.accuracy import TABULATION, TOLERANCES
 from ..models.tensornet import TensorNet
+from ..static.potential import Options
 
 # Of the checks in double precision: eV an atom, and norms of forces relative to the norm of the forces.
 ENERGY, FORCE = 1e-8, 1e-6
@@ -91,9 +93,8 @@ def check_model(
     RuntimeError
         If the program disagrees with the reference model by more than it may.
     """
-    options: dict[str, Any] = {"periodic": box is not None, "box": box, "coulomb_cutoff": coulomb_cutoff}
-    metadata = compile_potential(model, atoms, positions=positions, precision=precision, **options).metadata
-    exact = compile_potential(model, atoms, positions=positions, precision="double", **options)
+    compiled = partial(compile_potential, model, box=box, coulomb_cutoff=coulomb_cutoff)
+    metadata = compiled(atoms, Options(box is not None, precision), positions=positions).metadata
     deviation, tabulation = metadata["deviation"], metadata["tabulation"]
     checks = [
         Check(
@@ -109,7 +110,7 @@ def check_model(
         Check("forces by tabulation", tabulation["relative_force"], TABULATION[precision].force, "relative"),
     ]
     generator = torch.Generator().manual_seed(seed)
-    return [*checks, *_symmetries(exact, model, atoms, positions, box, options, generator)], metadata
+    return [*checks, *_symmetries(compiled, model, atoms, positions, box, generator)], metadata
 
 
 def _evaluate(exported: Exported, positions: Tensor, box: Tensor | None) -> tuple[float, Tensor]:
@@ -119,14 +120,15 @@ def _evaluate(exported: Exported, positions: Tensor, box: Tensor | None) -> tupl
 
 
 def _symmetries(
-    exported: Exported,
+    compiled: Callable[..., Exported],
     model: TensorNet,
     atoms: Atoms,
     x: Tensor,
     box: Tensor | None,
-    options: dict[str, Any],
     generator: torch.Generator,
 ) -> Iterator[Check]:
+    options = Options(box is not None, "double")
+    exported = compiled(atoms, options, positions=x)
     energy, forces = _evaluate(exported, x, box)
     norm = float(forces.norm()) or 1.0
 
@@ -154,7 +156,7 @@ def _symmetries(
     order = torch.randperm(len(x), generator=generator)
     numbers, replicas = ([values[k] for k in order] for values in (atoms.numbers, atoms.replicas))
     shuffled = dataclasses.replace(atoms, numbers=tuple(numbers), replicas=tuple(replicas))
-    other = compile_potential(model, shuffled, positions=x[order], precision="double", **options)
+    other = compiled(shuffled, options, positions=x[order])
     yield from compare("atoms in another order", _evaluate(other, x[order], box), forces[order])
 
     direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)

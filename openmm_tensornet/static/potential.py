@@ -8,10 +8,10 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from ..common.atoms import Atoms
 from ..common.checks import flag, integer, one_of
@@ -96,6 +96,14 @@ class Options:
                 f"kernels: expected 'portable' with tabulate=False, received {self.kernels!r}; fused kernels need the tables"
             )
 
+    @property
+    def fused(self) -> bool:
+        """Whether a CPU runs fused kernels."""
+        return KERNELS[self.kernels][0] == "fused"
+
+
+DEFAULTS = Options()
+
 
 class Plan(NamedTuple):
     """What was chosen when a potential was made and checked, so that it can be made again without either.
@@ -114,46 +122,73 @@ class Plan(NamedTuple):
 
 
 class StaticPotential(Module):
-    """A flat, static-shape, synchronisation-free program for fixed atoms, without autograd.
-
-    Parameters
-    ----------
-    model : TensorNet
-    atoms : Atoms
-    check : list of (positions, box or None, (energies, forces))
-        Geometries for the refinement, with what the reference model gives for them.
-    plan : Plan, optional
-        Of the same potential, made before: nothing is chosen then.
-    **options
-        Attributes of :class:`Options`.
+    """A flat, static-shape, synchronisation-free program for fixed atoms, without autograd: :meth:`make` makes one.
 
     Attributes
     ----------
+    atoms : Atoms
+    options : Options
+    plan : Plan
+        What was chosen.
+    tabulation : dict or None
+        The tables' size and the errors reached; None where nothing was chosen.
     cutoff : float
         In nm.
     capacity : int or None
         Pairs that the list holds; None where all pairs are evaluated.
     program, gpu_program : GraphModule
         For CPUs and for GPUs; the same object where both are the same.
-    plan : Plan
-        What was chosen.
-    tabulation : dict or None
-        The tables' size and the errors reached; None where nothing was chosen.
+    charge_program, gpu_charge_program : GraphModule or None
+        For partial charges, where the model has them.
     """
 
     def __init__(
         self,
+        atoms: Atoms,
+        options: Options,
+        plan: Plan,
+        tabulation: dict | None,
+        cutoff: float,
+        programs: Sequence[fx.GraphModule],
+        charge_programs: Sequence[fx.GraphModule | None] = (None, None),
+    ):
+        super().__init__()
+        self.atoms, self.options, self.plan, self.tabulation, self.cutoff = atoms, options, plan, tabulation, cutoff
+        self.capacity = plan.gpu_list_plans[0].capacity
+        self.program, self.gpu_program = programs
+        self.charge_program, self.gpu_charge_program = charge_programs
+
+    @classmethod
+    def make(
+        cls,
         model: TensorNet,
         atoms: Atoms,
+        options: Options = DEFAULTS,
         *,
         check: Sequence[tuple] = (),
         plan: Plan | None = None,
-        **options: Any,
-    ):
-        super().__init__()
-        self.options = Options(**options)
-        periodic, precision = self.options.periodic, self.options.precision
-        on_cpu, on_gpu = KERNELS[self.options.kernels]
+    ) -> StaticPotential:
+        """Choose tables and lists, and flatten the programs.
+
+        Parameters
+        ----------
+        model : TensorNet
+        atoms : Atoms
+        options : Options
+        check : list of (positions, box or None, (energies, forces))
+            Geometries for the refinement, with what the reference model gives for them.
+        plan : Plan, optional
+            Of the same potential, made before: nothing is chosen then.
+
+        Raises
+        ------
+        ValueError
+            If the model cannot be evaluated with periodic boundaries.
+        RuntimeError
+            If no table follows its radial functions.
+        """
+        periodic, precision = options.periodic, options.precision
+        on_cpu, on_gpu = KERNELS[options.kernels]
         for prior in model.priors:
             if periodic and not prior.uses_box:
                 raise ValueError(
@@ -166,17 +201,17 @@ class StaticPotential(Module):
                 "see choose_coulomb_cutoff"
             )
         reference = copy_double(model)
-        self.atoms, self.fused = atoms, on_cpu == "fused"
-        self.tabulation: dict | None = None
+        tabulation: dict | None = None
         tables: list[RadialTable] | None = None
         if plan is None:
             # NNPOps lists pairs across replicas too, so its capacity is enough for both programs.
-            gpu_list_plans = plan_lists(model, atoms, self.options.max_pairs, check, FINDERS[on_gpu])
+            gpu_list_plans = plan_lists(model, atoms, options.max_pairs, check, FINDERS[on_gpu])
             list_plans = plan_lists(model, atoms, gpu_list_plans[0].capacity, check, FINDERS[on_cpu])
-            tables = self._refine(reference, list_plans[0].capacity, check) if self.options.tabulate else None
+            if options.tabulate:
+                tables, tabulation = _refine(reference, atoms, options, list_plans[0].capacity, check)
             plan = Plan(tables[0].intervals if tables else None, list_plans, gpu_list_plans)
-        self.plan, self.capacity = plan, plan.gpu_list_plans[0].capacity
-        functions = radial_functions(reference, self.capacity is None)
+        capacity = plan.gpu_list_plans[0].capacity
+        functions = radial_functions(reference, capacity is None)
         if plan.intervals is None:
             radial: list = [DirectRadial(group, DTYPES[precision]) for group in functions]
         else:
@@ -184,54 +219,18 @@ class StaticPotential(Module):
             tables = tables or radial_tables(reference, functions, plan.intervals, RANK[precision])
             radial = [table.to(DTYPES[precision]) for table in tables]
         given = reference, atoms, periodic, DTYPES[precision], radial
-        program = StaticProgram(*given, plan.list_plans, self.fused)
-        self.cutoff = program.cutoff
+        program = StaticProgram(*given, plan.list_plans, options.fused)
         example: tuple[Tensor, ...] = (torch.zeros(len(atoms.numbers), 3, dtype=torch.float64),)
         if periodic:
             example = (*example, torch.eye(3, dtype=torch.float64))
         programs = [flatten(program, example)]
-        if "fused" in (on_cpu, on_gpu) or self.capacity is not None:
+        if "fused" in (on_cpu, on_gpu) or capacity is not None:
             gpu_program = StaticProgram(*given, plan.gpu_list_plans, on_gpu == "fused", gpu=True)
             programs.append(flatten(gpu_program, example, keep=True))
             share_buffers(*programs)
-        self.program, self.gpu_program = (select_outputs(flat, slice(0, 2)) for flat in (programs[0], programs[-1]))
-        if len(programs) == 1:
-            self.gpu_program = self.program
-        self.charge_program = self.gpu_charge_program = None
-        if isinstance(model, TensorNet2):
-            self.charge_program, self.gpu_charge_program = (select_outputs(programs[k], 2) for k in (0, -1))
-
-    def _refine(self, model: TensorNet, capacity: int | None, check: Sequence[tuple]) -> list[RadialTable]:
-        """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
-        periodic, precision = self.options.periodic, self.options.precision
-        worst, errors = Deviation(0.0, 0.0), []
-        # In the portable program: fused kernels for float64 would have to be compiled for this alone.
-        list_plans = plan_lists(model, self.atoms, capacity, check)
-        functions = radial_functions(model, capacity is None)
-        for intervals in TABLE_SIZES:
-            tables = radial_tables(model, functions, intervals, RANK[precision])
-            program = StaticProgram(model, self.atoms, periodic, torch.float64, tables, list_plans)
-            found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
-            worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
-            if not worst.within(TABULATION[precision]):
-                continue
-            errors = [table.error(group) for table, group in zip(tables, functions, strict=True)]
-            value, derivative = max(e.value for e in errors), max(e.derivative for e in errors)
-            if value <= FUNCTION_ERROR[0] and derivative <= FUNCTION_ERROR[1]:
-                self.tabulation = {
-                    "intervals": intervals,
-                    "basis_functions": sum(len(table.modes) for table in tables),
-                    "largest_value_error": value,
-                    "largest_derivative_error": derivative,
-                    "energy_eV_per_atom": worst.energy,
-                    "relative_force": worst.force,
-                }
-                return tables
-        raise RuntimeError(
-            f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
-            f"{TABULATION[precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
-            "`export_torchscript(..., tabulate=False)` writes a file that evaluates the functions themselves"
-        )
+        outputs = (slice(0, 2), 2) if isinstance(model, TensorNet2) else (slice(0, 2),)
+        selected = [[select_outputs(flat, which) for flat in programs] for which in outputs]
+        return cls(atoms, options, plan, tabulation, program.cutoff, *((flat[0], flat[-1]) for flat in selected))
 
     def forward(self, positions: Tensor, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Evaluate.
@@ -261,6 +260,40 @@ class StaticPotential(Module):
         program = self.gpu_charge_program if positions.is_cuda else self.charge_program
         assert program is not None
         return program(positions, box) if self.options.periodic else program(positions)
+
+
+def _refine(
+    model: TensorNet, atoms: Atoms, options: Options, capacity: int | None, check: Sequence[tuple]
+) -> tuple[list[RadialTable], dict]:
+    """The smallest float64 tables that meet :data:`TABULATION` on all geometries and :data:`FUNCTION_ERROR` on their own grid."""
+    precision = options.precision
+    worst, errors = Deviation(0.0, 0.0), []
+    # In the portable program: fused kernels for float64 would have to be compiled for this alone.
+    list_plans = plan_lists(model, atoms, capacity, check)
+    functions = radial_functions(model, capacity is None)
+    for intervals in TABLE_SIZES:
+        tables = radial_tables(model, functions, intervals, RANK[precision])
+        program = StaticProgram(model, atoms, options.periodic, torch.float64, tables, list_plans)
+        found = [deviation(program(x, box)[:2], expected, SMALL_FORCE) for x, box, expected in check]
+        worst = Deviation(max((d.energy for d in found), default=0.0), max((d.force for d in found), default=0.0))
+        if not worst.within(TABULATION[precision]):
+            continue
+        errors = [table.error(group) for table, group in zip(tables, functions, strict=True)]
+        value, derivative = max(e.value for e in errors), max(e.derivative for e in errors)
+        if value <= FUNCTION_ERROR[0] and derivative <= FUNCTION_ERROR[1]:
+            return tables, {
+                "intervals": intervals,
+                "basis_functions": sum(len(table.modes) for table in tables),
+                "largest_value_error": value,
+                "largest_derivative_error": derivative,
+                "energy_eV_per_atom": worst.energy,
+                "relative_force": worst.force,
+            }
+    raise RuntimeError(
+        f"model: expected radial functions that a table of {TABLE_SIZES[-1]} intervals describes to "
+        f"{TABULATION[precision]}, reached {worst} with {errors}; they are steeper than a table can follow: "
+        "`export_torchscript(..., tabulate=False)` writes a file that evaluates the functions themselves"
+    )
 
 
 def choose_kernels(kernels: str) -> str:

@@ -67,7 +67,7 @@ def test_what_cannot_be_replicated():
 
 def test_former_names_still_work_and_warn(model_path):
     path = model_path("variants/zero-layers")
-    with pytest.warns(DeprecationWarning, match="molecules: this argument is called replicas now"):
+    with pytest.warns(FutureWarning, match="molecules: this argument is called replicas now"):
         force = TensorNetForce(path, atomic_numbers=[8, 8], molecules=[0, 1])
     assert force.metadata["replicas"] == [0, 1]
     with pytest.raises(ValueError, match="molecules: expected replicas alone"):
@@ -78,6 +78,6 @@ def test_former_names_still_work_and_warn(model_path):
     system.addForce(force)
     context = openmm.Context(system, openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference"))
     context.setPositions([[0, 0, 0], [1, 0, 0]])
-    with pytest.warns(DeprecationWarning, match="replica_energies"):
+    with pytest.warns(FutureWarning, match="replica_energies"):
         found = force.molecule_energies(context)
     assert (found == force.replica_energies(context)).all() and found.shape == (2,)

@@ -9,6 +9,7 @@ from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.graph.captured import CapturedModule
 from openmm_tensornet.models.accuracy import packing
 from openmm_tensornet.models.checkpoint import load_model
+from openmm_tensornet.static.potential import Options
 
 BOX = 1.3 * torch.eye(3, dtype=torch.float64)
 
@@ -18,9 +19,9 @@ def make(kind: str):
     model = load_model(VARIANTS["zero-layers"].checkpoint)
     atoms, options, box = CASES["toluene"].atoms, {}, None
     if kind == "box":
-        atoms, box, options = Atoms.make([8, 1, 1] * 5), BOX, {"periodic": True, "box": BOX}
+        atoms, box, options = Atoms.make([8, 1, 1] * 5), BOX, {"box": BOX}
     elif kind == "list in a box":
-        atoms, box, options = Atoms.make([8, 1, 1] * 20), BOX, {"periodic": True, "box": BOX}
+        atoms, box, options = Atoms.make([8, 1, 1] * 20), BOX, {"box": BOX}
     elif kind == "replicas":
         atoms = Atoms.make(atoms.numbers * 8, [k for k in range(8) for _ in atoms.numbers], [0] * 8)
     elif kind == "some atoms":
@@ -34,7 +35,10 @@ def make(kind: str):
 @pytest.fixture(scope="module", params=["vacuum", "box", "list in a box", "replicas", "some atoms", "charges"])
 def made(request):
     model, atoms, options, x, box = make(request.param)
-    exported = [compile_potential(model, atoms, kernels=kernels, **options) for kernels in ("portable", "fused")]
+    exported = [
+        compile_potential(model, atoms, Options(box is not None, kernels=kernels), **options)
+        for kernels in ("portable", "fused")
+    ]
     return exported, x, box
 
 

@@ -18,7 +18,7 @@ from openmm_tensornet.common.interrupts import apart
 from openmm_tensornet.export import programs
 from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.graph.capture import VIEWS, GraphSafetyError, check_graph_safety, declare_launches
-from openmm_tensornet.static.potential import StaticPotential
+from openmm_tensornet.static.potential import Options, StaticPotential
 
 HOST_VALUE = "it copies a value to the host and waits for it"
 SHAPE = "the shape of its result depends on values"
@@ -446,7 +446,7 @@ def test_the_backward_pass_of_a_parameter_is_checked(monkeypatch, backward, oper
 def test_the_scale_parameter_of_a_force(model_path, kernels, periodic):
     """Of shape (1,) on CUDA: a cast and two products, and backward a cast, a product and the gradient to begin with."""
     model = load_model(model_path("variants/zero-layers"))
-    plain = compile_potential(model, Atoms.make([8, 1, 1]), kernels=kernels, periodic=periodic)
+    plain = compile_potential(model, Atoms.make([8, 1, 1]), Options(kernels=kernels, periodic=periodic))
     inputs = [torch.rand(3, 3), torch.eye(3) * 3][: 1 + periodic]
     scaled = plain.scaled().module
     launches = [check_graph_safety(scaled, *inputs, torch.ones(1, requires_grad=r)).kernels for r in (False, True)]
@@ -565,7 +565,7 @@ def test_a_custom_operator_without_a_rule_for_fake_tensors_is_named(library, way
 def test_static_potential(model_path):
     """The check counts what the flat graph contains; the reference model, made for reading, is refused."""
     model = load_model(model_path("variants/zero-layers"))
-    potential = StaticPotential(model, Atoms.make([8, 1, 1]), tabulate=False)
+    potential = StaticPotential.make(model, Atoms.make([8, 1, 1]), Options(tabulate=False))
     x = torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [0, 0.1, 0]])
     result = check_graph_safety(potential, x)
     called = [node.target for node in potential.program.graph.nodes if node.op == "call_function"]

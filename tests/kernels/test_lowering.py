@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from openmm_tensornet import load_model
 from openmm_tensornet.graph.record import flatten
-from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, expected_energies_and_forces
+from openmm_tensornet.static.potential import (
+    Options,
+    StaticPotential,
+    choose_coulomb_cutoff,
+    expected_energies_and_forces,
+)
 
 pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
 from openmm_tensornet.kernels import lowering
@@ -31,7 +36,9 @@ def potential(name: str, precision: str) -> tuple[StaticPotential, tuple[Tensor,
     model = choose_coulomb_cutoff(load_model(case.checkpoint), box is not None, case.coulomb_cutoff)
     check = [(x, box, expected_energies_and_forces(model, case.atoms, {"case": (x, box)})["case"])]
     periodic = box is not None
-    static = StaticPotential(model, case.atoms, periodic=periodic, precision=precision, kernels="fused", check=check)
+    static = StaticPotential.make(
+        model, case.atoms, Options(periodic=periodic, precision=precision, kernels="fused"), check=check
+    )
     return static, (x,) if box is None else (x, box)
 
 

@@ -13,7 +13,7 @@ from openmm_tensornet.models.accuracy import TABULATION, packing, reference_ener
 from openmm_tensornet.models.checkpoint import load_model
 from openmm_tensornet.neighbors.reference import find_pairs
 from openmm_tensornet.static import program
-from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
+from openmm_tensornet.static.potential import Options, StaticPotential, choose_coulomb_cutoff, copy_double
 from openmm_tensornet.static.program import coulomb_cutoff_of
 
 
@@ -47,7 +47,7 @@ def compare(static: StaticPotential, model, atoms: Atoms, x, box=None, energy=1e
 @pytest.mark.parametrize("name", [*CHARGE_VARIANTS, "toluene-2.0", "acetate-2.0"])
 def test_untabulated_double_is_the_oracle(name, way):
     case = CHARGE_CASES[name]
-    static = StaticPotential(load_model(case.checkpoint), case.atoms, precision="double", tabulate=False)
+    static = StaticPotential.make(load_model(case.checkpoint), case.atoms, Options(precision="double", tabulate=False))
     assert (static.capacity is None) == (way == "dense")
     x, _ = case.tensors()
     energies, forces = static(x)
@@ -66,7 +66,9 @@ def test_tables_stay_within_their_bound(name, kernels, way):
     model = load_model(case.checkpoint)
     x, _ = case.tensors()
     expected = reference_energy_and_forces(copy_double(model), case.atoms, x)
-    static = StaticPotential(model, case.atoms, precision="double", kernels=kernels, check=[(x, None, expected)])
+    static = StaticPotential.make(
+        model, case.atoms, Options(precision="double", kernels=kernels), check=[(x, None, expected)]
+    )
     bound = TABULATION["double"]
     assert static.tabulation["relative_force"] <= bound.force
     assert static.tabulation["energy_eV_per_atom"] <= bound.energy
@@ -86,7 +88,7 @@ def test_small_and_uneven_molecules(sizes, cutoff, way):
     order = torch.randperm(len(replicas), generator=generator)
     charges = [float(k % 3 - 1) for k in range(len(sizes) + 1)]
     atoms = Atoms.make(numbers, [replicas[k] for k in order], charges)
-    static = StaticPotential(model, atoms, precision="double", tabulate=False)
+    static = StaticPotential.make(model, atoms, Options(precision="double", tabulate=False))
     compare(static, model, atoms, packing(atoms, seed=1))
 
 
@@ -105,8 +107,7 @@ def test_periodic(kind, cutoff, way):
     atoms, x, box = waters(8, kind)
     model = choose_coulomb_cutoff(load_model(CHARGE_VARIANTS["so3"].checkpoint), True, cutoff)
     expected = reference_energy_and_forces(copy_double(model), atoms, x, box)
-    options = {"periodic": True, "precision": "double", "tabulate": False, "check": [(x, box, expected)]}
-    static = StaticPotential(model, atoms, **options)
+    static = StaticPotential.make(model, atoms, Options(True, "double", tabulate=False), check=[(x, box, expected)])
     assert static.cutoff == pytest.approx(max(0.4, cutoff))
     compare(static, model, atoms, x, box)
     small = box.clone()
@@ -123,7 +124,9 @@ def test_more_coulomb_pairs_than_the_list_holds_is_nan(monkeypatch):
     assert count < 276
     for capacity in (count, count - 1):
         monkeypatch.setattr(program, "pair_capacity", lambda *_, capacity=capacity: capacity)
-        static = StaticPotential(model, atoms, periodic=True, precision="double", tabulate=False, max_pairs=276)
+        static = StaticPotential.make(
+            model, atoms, Options(periodic=True, precision="double", tabulate=False, max_pairs=276)
+        )
         assert static.plan.list_plans[1].capacity == capacity
         energies, forces = static(x, box)
         charges = static.partial_charges(x, box)
@@ -134,7 +137,7 @@ def test_more_coulomb_pairs_than_the_list_holds_is_nan(monkeypatch):
 
 def test_atoms_in_one_place_and_broken_positions_are_nan_everywhere(way):
     case = CHARGE_VARIANTS["so3"]
-    static = StaticPotential(load_model(case.checkpoint), case.atoms)
+    static = StaticPotential.make(load_model(case.checkpoint), case.atoms)
     x, _ = case.tensors()
     close, broken = x.clone(), x.clone()
     close[1] = close[0]
@@ -152,11 +155,13 @@ def test_molecules_on_top_of_each_other_do_not_mix(way):
     x, _ = case.tensors()
     charges = (-1.0, 0.0, 1.0)
     atoms = Atoms.make(case.atoms.numbers * 3, [k for k in range(3) for _ in x], charges)
-    three = StaticPotential(model, atoms, precision="double", tabulate=False)
+    three = StaticPotential.make(model, atoms, Options(precision="double", tabulate=False))
     energies, forces = three(x.repeat(3, 1))
     partial = three.partial_charges(x.repeat(3, 1)).view(3, -1)
     for k, charge in enumerate(charges):
-        one = StaticPotential(model, Atoms.make(case.atoms.numbers, None, charge), precision="double", tabulate=False)
+        one = StaticPotential.make(
+            model, Atoms.make(case.atoms.numbers, None, charge), Options(precision="double", tabulate=False)
+        )
         energy, force = one(x)
         assert float(energies[k]) == pytest.approx(float(energy), abs=1e-7)
         torch.testing.assert_close(forces.view(3, -1, 3)[k], force, rtol=0, atol=1e-6)
@@ -169,7 +174,7 @@ def test_kernels(kernels, most, most_of_charges):
     """The figure that decides the speed on a GPU; it may fall, not grow."""
     pytest.importorskip("numba", reason="numba, which compiles the kernels for the CPU, is not installed")
     case = ACEFF2["alanine-dipeptide-2.0"]
-    static = StaticPotential(load_model(case.checkpoint), case.atoms, kernels=kernels)
+    static = StaticPotential.make(load_model(case.checkpoint), case.atoms, Options(kernels=kernels))
     x, _ = case.tensors()
     assert check_graph_safety(static.gpu_program, x.float()).kernels <= most
     assert check_graph_safety(static.gpu_charge_program, x.float()).kernels <= most_of_charges
@@ -207,4 +212,4 @@ class TestCoulombCutoff:
         with pytest.raises(
             ValueError, match=r"coulomb_cutoff: expected a cutoff .* periodic boundaries, received None"
         ):
-            StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
+            StaticPotential.make(model, Atoms.make([8, 1, 1]), Options(periodic=True, tabulate=False))

@@ -13,7 +13,7 @@ from openmm_tensornet.export.compiled import compile_potential
 from openmm_tensornet.models.accuracy import TOLERANCES, deviation, packing, reference_energy_and_forces
 from openmm_tensornet.neighbors.lists import NNPOpsPairs, SelectedPairs
 from openmm_tensornet.neighbors.reference import find_pairs, minimum_image
-from openmm_tensornet.static.potential import choose_kernels, copy_double
+from openmm_tensornet.static.potential import Options, choose_kernels, copy_double
 
 INSTALLED = importlib.util.find_spec("NNPOps") is not None
 CUTOFF = 0.5
@@ -107,13 +107,12 @@ def test_potential(nnpops, model_path, periodic):
     x = packing(atoms, 3, box) if periodic else packing(atoms, 3)
     inputs = (x,) if box is None else (x, box)
     expected = reference_energy_and_forces(copy_double(model), atoms, x, box)
-    exported = compile_potential(model, atoms, periodic=periodic, kernels="nnpops", positions=x, box=box)
+    exported = compile_potential(model, atoms, Options(periodic=periodic, kernels="nnpops"), positions=x, box=box)
     assert exported.metadata["pair_lists"] == {"cpu": "torch", "cuda": "nnpops"}
-    options = {"periodic": periodic, "kernels": "nnpops", "check": [(x, box, expected)], "tabulate": False}
-    assert deviation(StaticPotential(model, atoms, **options).gpu_program(*inputs), expected).within(
-        TOLERANCES["single"]
-    )
-    small = StaticPotential(model, atoms, max_pairs=20, **options | {"check": ()})
+    options = {"periodic": periodic, "kernels": "nnpops", "tabulate": False}
+    static = StaticPotential.make(model, atoms, Options(**options), check=[(x, box, expected)])
+    assert deviation(static.gpu_program(*inputs), expected).within(TOLERANCES["single"])
+    small = StaticPotential.make(model, atoms, Options(max_pairs=20, **options))
     assert all(bool(result.isnan().all()) for result in small.gpu_program(*inputs))
 
 
@@ -121,7 +120,7 @@ def test_a_box_below_twice_the_cutoff(nnpops, model_path):
     """NaN, though NNPOps would raise on a CPU."""
     model = load_model(model_path("variants/zero-layers"))
     atoms = Atoms.make([8, 1] * 30)
-    potential = StaticPotential(model, atoms, periodic=True, kernels="nnpops", tabulate=False)
+    potential = StaticPotential.make(model, atoms, Options(periodic=True, kernels="nnpops", tabulate=False))
     box = torch.eye(3, dtype=torch.float64) * 1.9 * model.cutoff * model.units.nm_per_length
     assert all(bool(result.isnan().all()) for result in potential.gpu_program(packing(atoms, 3), box))
 
@@ -151,4 +150,4 @@ def test_check_of_the_graph_needs_no_nnpops_kernel_for_fake_tensors(nnpops):
 
 def test_small_molecules_need_no_list(nnpops, model_path):
     model = load_model(model_path("variants/so3-gauss-2layers-meanstd"))
-    assert StaticPotential(model, Atoms.make([8, 1, 1])).capacity is None
+    assert StaticPotential.make(model, Atoms.make([8, 1, 1])).capacity is None

@@ -22,7 +22,7 @@ from openmm_tensornet.neighbors.lists import AllPairs, CellPairs, SelectedPairs
 from openmm_tensornet.neighbors.plan import Grid
 from openmm_tensornet.neighbors.reference import check_box, find_pairs, minimum_image
 from openmm_tensornet.static import program
-from openmm_tensornet.static.potential import StaticPotential, choose_coulomb_cutoff, copy_double
+from openmm_tensornet.static.potential import Options, StaticPotential, choose_coulomb_cutoff, copy_double
 
 ZBL_TOLERANCE = 1e-5  # the oracle rounds ZBL's screening length to float32
 
@@ -31,7 +31,9 @@ def make(case: Case, **options) -> StaticPotential:
     model = load_model(case.checkpoint)
     x, box = case.tensors()
     expected = reference_energy_and_forces(copy_double(model), case.atoms, x, box)
-    return StaticPotential(model, case.atoms, periodic=box is not None, check=[(x, box, expected)], **options)
+    return StaticPotential.make(
+        model, case.atoms, Options(periodic=box is not None, **options), check=[(x, box, expected)]
+    )
 
 
 def evaluate(static: StaticPotential, case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +95,7 @@ def test_empty_last_molecule():
     atoms = Atoms.make(case.atoms.numbers, case.atoms.replicas, [0, 0, 0, 0])
     model = load_model(case.checkpoint)
     x, _ = case.tensors()
-    static = StaticPotential(model, atoms, precision="double", tabulate=False)
+    static = StaticPotential.make(model, atoms, Options(precision="double", tabulate=False))
     energies, forces = static(x)
     expected = reference_energy_and_forces(copy_double(model), atoms, x)
     assert energies.shape == (4,)
@@ -112,7 +114,7 @@ def test_small_and_uneven_molecules(sizes, way, model_path):
     atoms = Atoms.make(numbers, [replicas[k] for k in order], [float(k % 3 - 1) for k in range(len(sizes))])
     x = packing(atoms, seed=1)
     expected = reference_energy_and_forces(copy_double(model), atoms, x)
-    static = StaticPotential(model, atoms, precision="double", tabulate=False)
+    static = StaticPotential.make(model, atoms, Options(precision="double", tabulate=False))
     assert deviation(static(x), expected).energy < 1e-10
     assert (static(x)[1] - expected[1]).abs().max() < 1e-6
 
@@ -123,9 +125,9 @@ def test_several_molecules_do_not_see_each_other(model_path):
     n = len(case.atoms.numbers)
     model = load_model(case.checkpoint)
     x, _ = case.tensors()
-    one = StaticPotential(model, case.atoms, precision="double")
+    one = StaticPotential.make(model, case.atoms, Options(precision="double"))
     atoms = Atoms.make(case.atoms.numbers * 3, [k for k in range(3) for _ in range(n)], [0, 0, 0])
-    three = StaticPotential(model, atoms, precision="double")
+    three = StaticPotential.make(model, atoms, Options(precision="double"))
     energies, forces = three(x.repeat(3, 1))
     energy, force = one(x)
     assert torch.allclose(energies, energy.expand(3), rtol=0, atol=1e-7)
@@ -139,11 +141,11 @@ def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
     model = load_model(case.checkpoint)
     x_model = x / 0.1
     count = find_pairs(x_model, torch.tensor(case.atoms.replicas), model.cutoff).edge_index.shape[1] // 2
-    exact = StaticPotential(model, case.atoms, precision="double", tabulate=False, max_pairs=count)
+    exact = StaticPotential.make(model, case.atoms, Options(precision="double", tabulate=False, max_pairs=count))
     energies, forces = exact(x)
     assert exact.capacity == count
     assert np.allclose(energies.numpy() / KJ_PER_EV, case.energies, rtol=0, atol=1e-9)
-    short = StaticPotential(model, case.atoms, precision="double", tabulate=False, max_pairs=count - 1)
+    short = StaticPotential.make(model, case.atoms, Options(precision="double", tabulate=False, max_pairs=count - 1))
     energies, forces = short(x)
     assert energies.isnan().all()
     assert forces.isnan().all()
@@ -153,7 +155,9 @@ def test_more_pairs_than_the_list_holds_is_nan(monkeypatch):
 def test_close_atoms_have_the_networks_own_value(tabulate, way):
     """At any distance, also where no model was trained; in one place there is no direction, and everything is NaN."""
     case = VARIANTS["zero-layers"]
-    static = StaticPotential(load_model(case.checkpoint), case.atoms, precision="double", tabulate=tabulate)
+    static = StaticPotential.make(
+        load_model(case.checkpoint), case.atoms, Options(precision="double", tabulate=tabulate)
+    )
     x, _ = case.tensors()
     y = x.clone()
     direction = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
@@ -171,7 +175,7 @@ def test_close_atoms_have_the_networks_own_value(tabulate, way):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_positions_are_nan_not_a_crash(value, way):
     case = VARIANTS["zero-layers"]
-    static = StaticPotential(load_model(case.checkpoint), case.atoms)
+    static = StaticPotential.make(load_model(case.checkpoint), case.atoms)
     x, _ = case.tensors()
     x[3, 1] = value
     energies, forces = static(x)
@@ -182,7 +186,7 @@ def test_broken_positions_are_nan_not_a_crash(value, way):
 def test_box_below_twice_the_cutoff_is_nan():
     model = load_model(VARIANTS["zero-layers"].checkpoint)
     case = CASES["water-64-rectangular"]
-    static = StaticPotential(model, case.atoms, periodic=True)
+    static = StaticPotential.make(model, case.atoms, Options(periodic=True))
     x, box = case.tensors()
     assert box is not None
     assert torch.isfinite(static(x, box)[0]).all()
@@ -201,7 +205,7 @@ def test_d2_with_a_box_is_refused():
     config = TensorNetConfig(embedding_dimension=4, num_layers=0, num_rbf=4, max_z=10)
     model = TensorNet(config, [D2(6.0, list(range(10)), 1e-10, 1.602176634e-19)])
     with pytest.raises(ValueError, match=r"D2.*ignores the box"):
-        StaticPotential(model, Atoms.make([8, 1, 1]), periodic=True, tabulate=False)
+        StaticPotential.make(model, Atoms.make([8, 1, 1]), Options(periodic=True, tabulate=False))
 
 
 @pytest.mark.parametrize(("kernels", "most"), [("portable", 152), ("fused", 28)])
@@ -231,7 +235,9 @@ def test_the_same_programs_with_and_without_a_gpu(case, count, periodic, precisi
     for seen in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda seen=seen: seen)
         atoms = Atoms.make([8, 1] * (count // 2))
-        made.append(StaticPotential(model, atoms, periodic=periodic, precision=precision, kernels=kernels))
+        made.append(
+            StaticPotential.make(model, atoms, Options(periodic=periodic, precision=precision, kernels=kernels))
+        )
     for name in ("program", "gpu_program"):
         assert described(getattr(made[0], name)) == described(getattr(made[1], name))
     cuda = pytest.importorskip("openmm_tensornet.kernels.cuda", reason="triton is not installed")
@@ -253,8 +259,8 @@ def test_launches_do_not_grow_with_the_pairs(case, periodic, monkeypatch):
     inputs += () if edge is None else (torch.eye(3, dtype=torch.float64) * edge,)
     launches = []
     for capacity in (900, 1700):
-        static = StaticPotential(
-            model, atoms, periodic=periodic, precision="double", tabulate=False, max_pairs=capacity
+        static = StaticPotential.make(
+            model, atoms, Options(periodic=periodic, precision="double", tabulate=False, max_pairs=capacity)
         )
         launches.append(check_graph_safety(static.gpu_program, *inputs).kernels)
         assert check_graph_safety(static.program, *inputs).kernels > 1.5 * launches[-1]
@@ -274,7 +280,7 @@ def test_choice_of_kernels(monkeypatch):
         potential_module.choose_kernels("fast")
     model = load_model(VARIANTS["zero-layers"].checkpoint)
     with pytest.raises(ValueError, match=r"kernels: expected 'portable' with tabulate=False"):
-        StaticPotential(model, Atoms.make([8, 1, 1]), kernels="fused", tabulate=False)
+        StaticPotential.make(model, Atoms.make([8, 1, 1]), Options(kernels="fused", tabulate=False))
 
 
 @pytest.mark.parametrize("kernels", ["portable", "fused"])

@@ -8,7 +8,7 @@ each array the index of its base address, its offset in bytes, and its shape.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from zlib import crc32
@@ -27,6 +27,32 @@ from .steps import OPTIONS, inlined
 FIELDS = 6  # of an array: base, offset, and up to four dimensions
 _KERNELS = {operator.name: operator for operator in (*OPERATORS.values(), *aten.ROWS) if operator.on_cpu}
 Kernel = IntEnum("Kernel", list(_KERNELS), start=0)  # type: ignore[misc]
+
+
+def encode(kernel: Kernel, arrays: Iterable[tuple[int, int, Sequence[int]]]) -> list[int]:
+    """A row of bytecode.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    arrays : iterable of (base, offset, shape)
+        Arguments, then results: index of the base address, offset in bytes.
+
+    Raises
+    ------
+    ValueError
+        For other arrays than those of the kernel's row in the table: it would read other memory.
+    """
+    operator = _KERNELS[kernel.name]
+    expected = [value for value in (*operator.arguments, *operator.results) if value.is_array]
+    row = [int(kernel)]
+    for value, (base, offset, shape) in zip(expected, arrays, strict=True):
+        if len(shape) != value.rank:
+            raise ValueError(
+                f"{kernel.name}: {value.name}: expected {value.rank} dimensions, received shape {tuple(shape)}"
+            )
+        row += [base, offset, *shape, *[0] * (FIELDS - 2 - value.rank)]
+    return row
 
 
 @intrinsic
@@ -85,7 +111,8 @@ def _dispatcher() -> Callable:
                 plain += 1
         lines.append(f"    {'el' if number else ''}if row[0] == {number}:")
         lines.append(f"        {operator.name}({', '.join(arguments)})")
-    names = globals() | {name: f for module in (pairs, sums, charges, atoms, aten) for name, f in vars(module).items()}
+    modules = (pairs, sums, charges, atoms, aten)
+    names = globals() | {name: vars(module)[name] for module in modules for name in _KERNELS if name in vars(module)}
     exec("\n".join(lines), names)  # our own text, of our own table
     return njit(**OPTIONS)(names["dispatch"])
 
