@@ -118,6 +118,35 @@ def test_no_warnings_reach_the_user(model_path, tmp_path):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
 
+FORMER_NAMES = """
+import sys
+from openmm_tensornet import create_system, export_potential, load_model
+import openmm_tensornet
+
+model, file, folder = sys.argv[1:]
+from openmm.app import PDBFile
+pdb = PDBFile(file)
+count = pdb.topology.getNumAtoms()
+calls = [
+    lambda: openmm_tensornet.TensorNetPythonForce(model, pdb.topology, molecules=[0] * count),
+    lambda: create_system(model, pdb.topology, backend="python", molecules=[0] * count),
+    lambda: export_potential(load_model(model), f"{folder}/file", atomic_numbers=[8, 1], molecules=[0, 0]),
+]
+for k, call in enumerate(calls):
+    print(k, file=sys.stderr)
+    call()
+"""
+
+
+def test_former_names_warn_whoever_calls(model_path, tmp_path):
+    """With Python's own filters, which hide what is attributed to a library."""
+    arguments = (model_path("variants/zero-layers"), EXAMPLE, tmp_path)
+    command = [sys.executable, "-c", FORMER_NAMES, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    told = [line for line in done.stderr.splitlines() if "is called replicas now" in line or line.isdigit()]
+    assert [line.isdigit() for line in told] == [True, False] * 3, done.stderr
+
+
 INTERRUPTED = """
 import os, signal, sys, threading
 import openmm

@@ -7,7 +7,7 @@ from conftest import VARIANTS
 from openmm import unit
 from openmm.app import Element, Topology
 
-from openmm_tensornet import TensorNetForce, create_system, replicate
+from openmm_tensornet import TensorNetForce, create_system, export_torchscript, load_model, replicate
 
 POSITIONS = np.array([[0.0, 0, 0], [0.096, 0, 0], [-0.024, 0.093, 0]])
 
@@ -63,6 +63,30 @@ def test_what_cannot_be_replicated():
     topology.setUnitCellDimensions((3, 3, 3) * unit.nanometer)
     with pytest.raises(ValueError, match=r"^topology: expected none with a box.*remove the box vectors"):
         replicate(topology, POSITIONS, 2)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_boundaries_of_a_plain_torchforce(tmp_path, model_path, periodic):
+    """openmmtorch alone does not know that a file has a box."""
+    openmmtorch = pytest.importorskip("openmmtorch", reason="TorchForce: openmmtorch is not installed")
+    path = tmp_path / "water.pt"
+    export_torchscript(
+        load_model(model_path("variants/zero-layers")), path, atomic_numbers=[8, 1, 1], periodic=periodic
+    )
+    force = openmmtorch.TorchForce(str(path))
+    force.setOutputsForces(True)
+    force.setUsesPeriodicBoundaryConditions(not periodic)
+    system = openmm.System()
+    for mass in (16, 1, 1):
+        system.addParticle(mass)
+    system.setDefaultPeriodicBoxVectors(*np.eye(3) * 3)
+    system.addForce(force)
+    with pytest.raises(
+        openmm.OpenMMException, match=rf"call setUsesPeriodicBoundaryConditions\({periodic}\) on the TorchForce"
+    ):
+        energy_and_forces(system, POSITIONS)
+    force.setUsesPeriodicBoundaryConditions(periodic)
+    assert np.isfinite(energy_and_forces(system, POSITIONS)[0])
 
 
 def test_former_names_still_work_and_warn(model_path):

@@ -501,6 +501,20 @@ def test_every_operator_has_a_kernel_and_a_definition():
     assert operators.available()
 
 
+def test_an_array_of_another_rank_is_refused():
+    """Alone, and in a sequence: the kernel would read other memory."""
+    program = pytest.importorskip("openmm_tensornet.kernels.cpu.program", reason="numba is not installed")
+    with pytest.raises(ValueError, match=r"^normalize: x: expected 3 dimensions, received shape \(9, 3\)"):
+        torch.ops.openmm_tensornet.normalize(torch.ones(9, 3))
+    silu = int(program.Kernel.silu)
+    expected = [silu, 0, 0, 6, 0, 0, 0, 1, 64, 6, 0, 0, 0]
+    assert program.encode(program.Kernel.silu, [(0, 0, (6,)), (1, 64, (6,))]) == expected
+    with pytest.raises(ValueError, match=r"^silu: out: expected 1 dimensions, received shape \(2, 3\)"):
+        program.encode(program.Kernel.silu, [(0, 0, (6,)), (1, 64, (2, 3))])
+    with pytest.raises(ValueError, match="shorter"):
+        program.encode(program.Kernel.silu, [(0, 0, (6,))])
+
+
 @pytest.mark.skipif(os.name != "posix", reason="folders have no such permissions on Windows")
 def test_cache_that_others_can_write(tmp_path):
     """What lies there is unpickled."""

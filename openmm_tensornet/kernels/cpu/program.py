@@ -90,13 +90,31 @@ def _four(row, k, bases, kind):
     return carray(_address(bases[row[k]] + row[k + 1], kind), (row[k + 2], row[k + 3], row[k + 4], row[k + 5]))
 
 
-def _dispatcher() -> Callable:
-    """What runs one row of bytecode: a branch for each kernel, written from the table.
+def _interpreter(sources: int) -> Callable:
+    """What runs a part of a sequence: a loop over its rows, with a branch for each kernel, written from the table.
 
-    It is given the row, the row of numbers, base addresses, and arrays of any size, whose kinds are those of the network's arrays `d`,
-    `i` and `r` (:mod:`..table`).
+    Numba's cache looks at one file and at what a function encloses, which is a number for all files. Arguments:
+
+    addresses : array of int64
+        Of the code, integers of shape (kernels, width); of what else the kernels take, in their order, float64 of shape
+        (kernels, values); then the base addresses that the code speaks of.
+    first, last : int
+        The kernels to run.
+    width, values : int
+        1 + FIELDS·arrays, and numbers beside arrays.
+    r : array
+        Of any size: its kind is what the network computes with.
     """
-    lines = ["def dispatch(row, numbers, bases, d, i, r):"]
+    lines = [
+        "def enclose(sources):",
+        "  def execute(addresses, first, last, width, values, r):",
+        "    d, i = empty(0), empty(0 * sources, int64)",
+        "    code = carray(_address(addresses[0], i), (last, width))",
+        "    table = carray(_address(addresses[1], d), (last, values))",
+        "    bases = addresses[2:]",
+        "    for k in range(first, last):",
+        "      row, numbers = code[k], table[k]",
+    ]
     ranks = {1: "_one", 2: "_two", 3: "_three", 4: "_four"}
     casts = {"float": "{}", "int": "int({})", "bool": "{} != 0"}
     for number, operator in enumerate(_KERNELS.values()):
@@ -109,42 +127,18 @@ def _dispatcher() -> Callable:
             else:
                 arguments.append(casts[value.type].format(f"numbers[{plain}]"))
                 plain += 1
-        lines.append(f"    {'el' if number else ''}if row[0] == {number}:")
-        lines.append(f"        {operator.name}({', '.join(arguments)})")
-    modules = (pairs, sums, charges, atoms, aten)
-    names = globals() | {name: vars(module)[name] for module in modules for name in _KERNELS if name in vars(module)}
-    exec("\n".join(lines), names)  # our own text, of our own table
-    return njit(**OPTIONS)(names["dispatch"])
+        lines += [f"      {'el' if number else ''}if row[0] == {number}:"]
+        lines += [f"        {operator.name}({', '.join(arguments)})"]
+    lines += ["  return execute"]
+    names = globals() | {"empty": np.empty, "int64": np.int64}
+    for module in (pairs, sums, charges, atoms, aten):
+        names |= {name: kernel for name, kernel in vars(module).items() if name in _KERNELS}
+    exec(compile("\n".join(lines), __file__, "exec"), names)  # our own text, of our own table
+    return names["enclose"](sources)
 
 
-_dispatch = _dispatcher()
-
-
-def _compiled(sources: int) -> Callable:
-    """What runs sequences. Numba's cache looks at one file and at what a function encloses, which is a number for all files."""
-
-    def execute(addresses, first, last, width, values, r):
-        """Run a part of a sequence.
-
-        Parameters
-        ----------
-        addresses : array of int64
-            Of the code, integers of shape (kernels, width); of what else the kernels take, in their order, float64 of shape
-            (kernels, values); then the base addresses that the code speaks of.
-        first, last : int
-            The kernels to run.
-        width, values : int
-            1 + FIELDS·arrays, and numbers beside arrays.
-        r : array
-            Of any size: its kind is what the network computes with.
-        """
-        d, i = np.empty(0), np.empty(0 * sources, np.int64)
-        code = carray(_address(addresses[0], i), (last, width))
-        numbers = carray(_address(addresses[1], d), (last, values))
-        bases = addresses[2:]
-        for k in range(first, last):
-            _dispatch(code[k], numbers[k], bases, d, i, r)
-
+def _compiled(execute: Callable) -> Callable:
+    """The interpreter as Numba compiles it, with its cache, where that is safe."""
     try:
         cached = njit(cache=True, **OPTIONS)(execute)
         if not others_can_write(cached._cache.cache_path):  # what lies there is unpickled
@@ -163,4 +157,4 @@ def _compiled(sources: int) -> Callable:
 # What is compiled: the code of these files, and these constants of others.
 _SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(__file__).parents[1] / "table.py"]
 _CONSTANTS = repr((SMALLEST_SHARE, definitions.EPSILON, intervals.BEND)).encode()
-execute = _compiled(crc32(b"".join((*(path.read_bytes() for path in _SOURCES), _CONSTANTS))))
+execute = _compiled(_interpreter(crc32(b"".join((*(path.read_bytes() for path in _SOURCES), _CONSTANTS)))))
