@@ -22,7 +22,7 @@ FOLDERS = {
     "static": (
         "tables", "aggregation", "network", "network2", "fused", "fused_gpu", "program", "potential", "positions",
     ),
-    "export": ("torchscript", "specification", "programs", "compiled", "exported"),
+    "export": ("modules", "torchscript", "specification", "programs", "compiled", "exported"),
     "forces": ("arguments", "base", "torchforce", "pythonforce", "system", "replicas", "openmmtools", "mixed"),
     "md": (
         "quantities", "signature", "runfiles", "sentinels", "reports", "simulation", "analysis", "structures", "validation", "description",

@@ -118,6 +118,62 @@ def test_no_warnings_reach_the_user(model_path, tmp_path):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
 
+WITHOUT_TORCHSCRIPT = """
+import copy, sys
+import torch
+
+def refuse(*_, **__):
+    raise AssertionError("TorchScript was called")
+
+for name in ("script", "trace", "freeze", "save", "load"):
+    setattr(torch.jit, name, refuse)
+
+import openmm
+from openmm.app import PDBFile
+from openmm_tensornet import TensorNetPythonForce, export_potential, load_model
+
+model, charged, file, folder = sys.argv[1:]
+pdb = PDBFile(file)
+numbers = [atom.element.atomic_number for atom in pdb.topology.atoms()]
+export_potential(load_model(model), f"{folder}/model", atomic_numbers=numbers)
+for kernels in ("portable", "fused"):
+    forces = [
+        TensorNetPythonForce(charged, pdb.topology, kernels=kernels),
+        TensorNetPythonForce(f"{folder}/model", pdb.topology),
+        TensorNetPythonForce(model, pdb.topology, kernels=kernels, scale_parameter="scale"),
+    ]
+    for force in forces:
+        system = openmm.System()
+        for _ in numbers:
+            system.addParticle(1)
+        system.addForce(force)
+        energies = []
+        for one in (system, copy.deepcopy(system), openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))):
+            integrator = openmm.VerletIntegrator(0.0001)
+            context = openmm.Context(one, integrator, openmm.Platform.getPlatformByName("Reference"))
+            context.setPositions(pdb.positions)
+            integrator.step(2)
+            energies.append(context.getState(energy=True).getPotentialEnergy()._value)
+            seen = TensorNetPythonForce.cast(one.getForce(0))
+            assert seen.diagnose(context) is None and seen.replica_energies(context).shape == (1,)
+            assert force is not forces[0] or abs(seen.partial_charges(context).sum()) < 1e-6
+        assert energies[1:] == energies[:1] * 2, energies
+loaded = [name for name in sys.modules if name.startswith("openmm_tensornet") and name.endswith(("jit", "torchscript"))]
+assert not loaded, loaded
+print("done")
+"""
+
+
+def test_a_python_force_needs_no_torchscript(model_path, tmp_path):
+    """It is deprecated in PyTorch: a force is made, copied, written, read and evaluated without it."""
+    pytest.importorskip("openmm_tensornet.forces.pythonforce", reason="TensorNetPythonForce: needs OpenMM 8.5")
+    arguments = (model_path("variants/zero-layers"), model_path("so3"), EXAMPLE, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCHSCRIPT, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
 FORMER_NAMES = """
 import sys
 from openmm_tensornet import create_system, export_potential, load_model

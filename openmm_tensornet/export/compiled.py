@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..common import jit
 from ..common.atoms import Atoms
 from ..common.float32 import ieee_float32
 from ..common.interrupts import delivered
@@ -27,9 +26,9 @@ from ..static.potential import (
     expected_energies_and_forces,
 )
 from ..static.program import box_cutoff, coulomb_cutoff_of
+from .modules import ByDevice, Charges, EnergyAndForces, Scaled
 from .programs import PartialCharges, Potential, cpu_program, made
 from .specification import Specification, key_of
-from .torchscript import ByDevice, Charges, EnergyAndForces, Scaled, inlined, scriptable
 
 FORMAT, FORMAT_VERSION = "openmm-tensornet", 3
 DEVICES = ("cpu", "cuda")  # in the order in which a potential names what it has for each
@@ -46,11 +45,24 @@ def model_hash(model: TensorNet) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """A checked module for TorchForce, what it says of itself, and the bytes of the specification where it was made or read."""
+    """A checked module for a force, what it says of itself, and the bytes of the specification, unless it holds its programs itself."""
 
-    module: torch.jit.ScriptModule
+    module: EnergyAndForces | torch.jit.ScriptModule
     metadata: dict
-    content: bytes = b""
+    content: bytes | bytearray = b""
+
+    @classmethod
+    def of_data(cls, metadata: dict, content: bytes | bytearray, scripted: bool = False) -> Exported:
+        """A module of operators that find the programs of a specification in this process; TorchScript, which TorchForce runs, or not."""
+        content = bytearray(content)  # which the module shares; PyTorch takes no memory that cannot be written
+        given = torch.frombuffer(content, dtype=torch.uint8), metadata["key"], len(metadata["total_charge"]), scripted
+        charges = PartialCharges(*given) if metadata["partial_charges"] else None
+        module: Any = _wrapped(metadata, Potential(*given), charges)
+        if scripted:
+            from .torchscript import inlined  # deprecated in PyTorch, and loaded for TorchForce alone
+
+            module = inlined(module)
+        return cls(module, {}, content).describe(**metadata)
 
     def describe(self, **entries) -> Exported:
         """The same module, which from now on also says `entries` of itself."""
@@ -59,7 +71,9 @@ class Exported:
         return Exported(self.module, metadata, self.content)
 
     def scaled(self) -> Exported:
-        """A module that takes one more argument, by which it multiplies energy and forces."""
+        """As TorchScript, with one more argument, by which it multiplies energy and forces."""
+        from .torchscript import inlined
+
         return Exported(inlined(Scaled(self.module, json.dumps(self.metadata))), self.metadata, self.content)
 
 
@@ -75,9 +89,10 @@ def compile_potential(
     positions: Tensor | None = None,
     box: Tensor | None = None,
     coulomb_cutoff: float | None = None,
+    scripted: bool = False,
     self_contained: bool = False,
 ) -> Exported:
-    """Make and check the module that TorchForce runs.
+    """Make and check the module that a force runs.
 
     Parameters
     ----------
@@ -90,13 +105,15 @@ def compile_potential(
         Of the atoms, in nm: geometries for the checks. Random packings otherwise.
     coulomb_cutoff : float, optional
         nm; see :func:`~openmm_tensornet.static.potential.choose_coulomb_cutoff`.
+    scripted : bool
+        Whether the module is TorchScript, for TorchForce.
     self_contained : bool
-        Whether the module holds its programs, rather than what they are made of.
+        Whether it is TorchScript that holds its programs, rather than what they are made of.
 
     Raises
     ------
     RuntimeError
-        If the scripted and frozen module disagrees with the reference model.
+        If the module, frozen where it is TorchScript, disagrees with the reference model.
     GraphSafetyError
         If it could not be captured in a CUDA graph.
     """
@@ -120,26 +137,23 @@ def compile_potential(
             _check(potential.gpu_program(*case[: 1 + periodic]), expected[name], name, precision)
     specification = Specification(model, atoms, options, potential.plan)
     content = specification.pack()
-    key = key_of(content)
-    module = (
-        _self_contained(specification, potential, particles)
-        if self_contained
-        else make_module(specification, content, particles)
-    )
-    with made(key, specification, potential):
-        found = check_graph_safety(module, *example_inputs(specification, particles))
+    metadata = {
+        **describe(specification),
+        "key": key_of(content),
+        "package_version": __version__,
+        "torch_version": torch.__version__,
+        "particles": particles,
+        "tabulation": potential.tabulation,
+    }
+    if self_contained:
+        exported = Exported(_self_contained(specification, potential, metadata), metadata)
+    else:
+        exported = Exported.of_data(metadata, content, scripted)
+    with made(metadata["key"], specification, potential):
+        found = check_graph_safety(exported.module, *example_inputs(specification, particles))
         assert found.fixed_results
-        metadata = {
-            **describe(specification),
-            "key": key,
-            "package_version": __version__,
-            "torch_version": torch.__version__,
-            "particles": particles,
-            "tabulation": potential.tabulation,
-            "launches": found.kernels,
-            "deviation": _compare(module, cases, expected, particles, precision),
-        }
-    return Exported(module, {}, b"" if self_contained else content).describe(**metadata)
+        worst = _compare(exported.module, cases, expected, particles, precision)
+    return exported.describe(launches=found.kernels, deviation=worst)
 
 
 def example_inputs(specification: Specification, particles: list[int] | None) -> list[Tensor]:
@@ -176,35 +190,26 @@ def describe(specification: Specification) -> dict:
         else dict(zip(DEVICES, (plan.list_plans[0].finder, list_plan.finder), strict=True)),
         "max_coulomb_pairs": None if coulomb is None else coulomb.capacity,
         "kernels": specification.options.kernels,
+        "partial_charges": specification.has_charges,
         "units": {"positions": "nm", "energy": "kJ/mol", "forces": "kJ/mol/nm"},
     }
 
 
-def make_module(specification: Specification, content: bytes, particles: list[int] | None) -> torch.jit.ScriptModule:
-    """What TorchForce calls: operators that find the programs of the specification."""
-    data = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-    given = data, key_of(content), len(specification.atoms.charges)
-    charges = PartialCharges(*given) if specification.has_charges else None
-    return _wrapped(specification, Potential(*given), charges, particles)
+def _self_contained(specification: Specification, potential: StaticPotential, metadata: dict) -> torch.jit.ScriptModule:
+    """TorchScript of the programs for CPUs and GPUs themselves."""
+    from .torchscript import inlined, scriptable
 
-
-def _self_contained(
-    specification: Specification, potential: StaticPotential, particles: list[int] | None
-) -> torch.jit.ScriptModule:
-    """The same with the programs for CPUs and GPUs themselves."""
     on_cpu, on_gpu = cpu_program(specification, potential, scriptable), scriptable(potential.gpu_program)
     charges = None if potential.charge_program is None else scriptable(potential.charge_program)
-    return _wrapped(specification, ByDevice(on_gpu, on_cpu), charges, particles)
+    return inlined(_wrapped(metadata, ByDevice(on_gpu, on_cpu), charges))
 
 
-def _wrapped(
-    specification: Specification, program: nn.Module, charges: nn.Module | None, particles: list[int] | None
-) -> torch.jit.ScriptModule:
-    index = None if particles is None else torch.tensor(particles)
-    given = index, len(specification.atoms.numbers), specification.options.periodic
+def _wrapped(metadata: dict, program: nn.Module, charges: nn.Module | None) -> EnergyAndForces:
+    index = None if metadata["particles"] is None else torch.tensor(metadata["particles"])
+    given = index, len(metadata["atomic_numbers"]), metadata["periodic"]
     if charges is not None:
         charges = Charges(charges, *given)
-    return inlined(EnergyAndForces(program, charges, *given))
+    return EnergyAndForces(program, charges, *given)
 
 
 def _check(found, expected, name: str, precision: str) -> Deviation:
@@ -220,8 +225,12 @@ def _check(found, expected, name: str, precision: str) -> Deviation:
 
 
 def _compare(module, cases: dict, expected: dict, particles: list[int] | None, precision: str) -> dict:
-    """Largest deviations of the frozen module from the reference; raises if they are too large."""
-    frozen = jit.freeze(module.eval())
+    """Largest deviations of the module, frozen if it is TorchScript, from the reference; raises if they are too large."""
+    frozen = module
+    if isinstance(module, torch.jit.ScriptModule):
+        from ..common import jit
+
+        frozen = jit.freeze(module.eval())
     worst = {"energy_eV_per_atom": 0.0, "relative_force": 0.0}
     for _ in range(2):  # the profiling executor changes its plan after the first calls
         for name, (x, box) in cases.items():

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..common import jit
 from ..common.atoms import Atoms, check_particles
 from ..common.checks import array, flag, renamed
 from ..common.files import DAMAGED, check_archive, check_file, file_kind, open_archive, replace_file
@@ -30,7 +29,6 @@ from .compiled import (
     compile_potential,
     describe,
     example_inputs,
-    make_module,
 )
 from .programs import made
 from .specification import Specification, key_of, read_texts, with_texts
@@ -53,9 +51,11 @@ def save(exported: Exported, path: str | os.PathLike) -> None:
     """Write what was made, atomically: as data, or as TorchScript where it holds its programs itself."""
     description = json.dumps({name: exported.metadata[name] for name in _WRITTEN})
     if exported.content:
-        texts = read_texts(exported.content) | {DESCRIPTION: description}
-        content = with_texts(exported.content, texts)
+        content = bytes(exported.content)
+        content = with_texts(content, read_texts(content) | {DESCRIPTION: description})
     else:
+        from ..common import jit
+
         buffer = io.BytesIO()
         jit.save(exported.module, buffer, _extra_files={f"{DESCRIPTION}.json": json.dumps(exported.metadata)})
         content = buffer.getvalue()
@@ -266,22 +266,24 @@ def parse_metadata(text: str, name: str) -> dict:
     return metadata
 
 
-def load_exported(path: str | os.PathLike) -> Exported:
-    """What :func:`export_potential` wrote; ValueError as of :func:`read_metadata`.
+def load_exported(path: str | os.PathLike, scripted: bool = False) -> Exported:
+    """What :func:`export_potential` wrote, as TorchScript if `scripted`; ValueError as of :func:`read_metadata`.
 
     A file of :func:`export_torchscript` is loaded too, **and is a program**, which can do anything: only what one wrote oneself.
     """
     name = os.fspath(path)
     _check_exported_file(name)
     if file_kind(name) == "TorchScript":
+        from ..common import jit
+
         return Exported(jit.load(name, map_location="cpu"), _read_torchscript(name))
     specification, content, metadata = _read(name)
-    module = make_module(specification, content, metadata["particles"])
+    exported = Exported.of_data(metadata, content, scripted)
     try:
-        with made(key_of(content), specification, specification.potential()):
-            energies, _ = module.evaluate(*example_inputs(specification, metadata["particles"]))
+        with made(metadata["key"], specification, specification.potential()):
+            energies, _ = exported.module.evaluate(*example_inputs(specification, metadata["particles"]))
     except Exception as error:
         raise _damaged(name, error) from None
     if not bool(torch.isfinite(energies).all()):
         raise _damaged(name, "its network gives NaN")
-    return Exported(module, {}, content).describe(**metadata)
+    return exported

@@ -23,8 +23,8 @@ from ..common.module import Module
 from ..graph.capture import declare_module
 from ..kernels.operators import available
 from ..static.potential import StaticPotential
+from .modules import keep_attributes
 from .specification import Specification, key_of
-from .torchscript import compiled, keep_attributes
 
 # Replicas are evaluated in blocks of about so many atoms, whose intermediate values stay in a CPU's cache: 64 alanine
 # dipeptides at once take three times as long.
@@ -107,7 +107,7 @@ class _Prepared(NamedTuple):
 
 
 _LOCK = threading.RLock()
-_PREPARED: dict[tuple[str, torch.device], _Prepared] = {}
+_PREPARED: dict[tuple[str, torch.device, bool], _Prepared] = {}
 _MADE: dict[str, tuple[Specification, StaticPotential]] = {}
 
 
@@ -131,15 +131,16 @@ def _make(data: Tensor, key: str) -> tuple[Specification, StaticPotential]:
     return specification, specification.potential()
 
 
-def _prepare(data: Tensor, key: str) -> _Prepared:
+def _prepare(data: Tensor, key: str, scripted: bool) -> _Prepared:
     specification, potential = _make(data, key)
+    finish = _finish(scripted)
     program: Any
     if data.device.type == "cpu":
         program = cpu_program(
-            specification, potential, _as_it_is if potential.options.fused and available() else compiled
+            specification, potential, _finish(False) if potential.options.fused and available() else finish
         )
     else:
-        program = compiled(potential.gpu_program.to(data.device))
+        program = finish(potential.gpu_program.to(data.device))
     charges = potential.charge_program if data.device.type == "cpu" else potential.gpu_charge_program
     charges = None if charges is None else charges.to(data.device)
     if data.device.type == "cuda":
@@ -147,53 +148,61 @@ def _prepare(data: Tensor, key: str) -> _Prepared:
     return _Prepared(program, charges, {})
 
 
-def _as_it_is(program: fx.GraphModule) -> nn.Module:
-    return program
+def _finish(scripted: bool) -> Callable[[fx.GraphModule], nn.Module]:
+    """What makes of a flat graph what is run: TorchScript, or itself."""
+    if not scripted:
+        return lambda program: program
+    from .torchscript import compiled  # deprecated in PyTorch, and loaded for TorchForce alone
+
+    return compiled
 
 
-def _prepared(data: Tensor, key: str) -> _Prepared:
-    storage = data.untyped_storage()
-    found = _PREPARED.get((key, data.device))
+def _prepared(data: Tensor, key: str, scripted: bool) -> _Prepared:
+    storage, wanted = data.untyped_storage(), (key, data.device, scripted)
+    found = _PREPARED.get(wanted)
     if found is None or storage._cdata not in found.users:
         with _LOCK:
-            found = _PREPARED.get((key, data.device))
+            found = _PREPARED.get(wanted)
             if found is None:
                 for other, prepared in list(_PREPARED.items()):
                     if all(user.expired() for user in prepared.users.values()):
                         del _PREPARED[other]
                 # In a thread of its own, since an operator's backward pass is out of reach inside of another operator.
-                found = apart(_prepare, data, key)
-                _PREPARED[key, data.device] = found
+                found = _PREPARED[wanted] = apart(_prepare, data, key, scripted)
             found.users[storage._cdata] = StorageWeakRef(storage)
     return found
 
 
 _NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
-_GIVEN = "Tensor positions, Tensor? box, Tensor data, str key"
-_LIBRARY.define(f"potential({_GIVEN}, int replicas) -> (Tensor, Tensor)")
+_GIVEN = "Tensor positions, Tensor? box, Tensor data, str key, int replicas, bool scripted=True"
+_LIBRARY.define(f"potential({_GIVEN}) -> (Tensor, Tensor)")
 _LIBRARY.define(f"partial_charges({_GIVEN}) -> Tensor")
 
 
 @ieee_float32
-def potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int) -> tuple[Tensor, Tensor]:
+def potential(
+    positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int, scripted: bool = True
+) -> tuple[Tensor, Tensor]:
     """Energies and forces: what the operator of this name does on each device."""
-    evaluate = _prepared(data, key).evaluate
+    evaluate = _prepared(data, key, scripted).evaluate
     return evaluate(positions) if box is None else evaluate(positions, box)
 
 
 @ieee_float32
-def _partial_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str) -> Tensor:
-    charges = _prepared(data, key).charges
+def _partial_charges(
+    positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int, scripted: bool = True
+) -> Tensor:
+    charges = _prepared(data, key, scripted).charges
     assert charges is not None
     return charges(positions) if box is None else charges(positions, box)
 
 
-def _fake_potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int):
+def _fake_potential(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int, *_):
     return positions.new_empty(replicas, dtype=torch.float64), torch.empty_like(positions, dtype=torch.float64)
 
 
-def _fake_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str):
+def _fake_charges(positions: Tensor, *_):
     return positions.new_empty(positions.shape[0], dtype=torch.float64)
 
 
@@ -204,9 +213,13 @@ for _name, _run, _fake in (
     for _device in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, deliver(_run), _device)
     torch.library.register_fake(f"{_NAMESPACE}::{_name}", _fake, lib=_LIBRARY)
-declare_module(
-    f"{_NAMESPACE}::potential", lambda positions, box, data, key, *_: compiled(_make(data, key)[1].gpu_program)
-)
+
+
+def _checked(positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int, scripted: bool = True):
+    return _finish(scripted)(_make(data, key)[1].gpu_program)
+
+
+declare_module(f"{_NAMESPACE}::potential", _checked)
 
 
 class Potential(Module):
@@ -219,20 +232,26 @@ class Potential(Module):
     key : str
         Their hash, by which programs are known: on a GPU the bytes themselves would be out of reach during a capture.
     replicas : int
+    scripted : bool
+        Whether programs of PyTorch's own operators run as TorchScript, in about three quarters of the time on a CPU, or in Python.
     """
 
-    def __init__(self, data: Tensor, key: str, replicas: int):
+    def __init__(self, data: Tensor, key: str, replicas: int, scripted: bool):
         super().__init__()
         self.register_buffer("data", data)
-        self.key, self.replicas = key, replicas
+        self.key, self.replicas, self.scripted = key, replicas, scripted
 
     def forward(self, positions: Tensor, boxvectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         keep_attributes(positions, [self.data])
-        return torch.ops.openmm_tensornet.potential(positions, boxvectors, self.data, self.key, self.replicas)
+        return torch.ops.openmm_tensornet.potential(
+            positions, boxvectors, self.data, self.key, self.replicas, self.scripted
+        )
 
 
 class PartialCharges(Potential):
     """Partial charges."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor | None = None):  # type: ignore[override]
-        return torch.ops.openmm_tensornet.partial_charges(positions, boxvectors, self.data, self.key)
+        return torch.ops.openmm_tensornet.partial_charges(
+            positions, boxvectors, self.data, self.key, self.replicas, self.scripted
+        )

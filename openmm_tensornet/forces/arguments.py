@@ -51,8 +51,9 @@ def prepare(
     kernels: str,
     precision: str,
     any_molecule: bool,
+    scripted: bool,
 ) -> Exported:
-    """The module for the arguments of :class:`~openmm_tensornet.TensorNetForce`, which says what they are.
+    """The module, TorchScript if `scripted`, for the arguments of :class:`~openmm_tensornet.TensorNetForce`, which says what they are.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def prepare(
     if coulomb_cutoff is not None:
         coulomb_cutoff = positive_in("coulomb_cutoff", coulomb_cutoff, unit.nanometer)
 
-    exported = open_model(model)
+    exported = open_model(model, scripted)
     if isinstance(exported, Exported):
         _check_exported(exported.metadata, numbers, replicas, total_charge, particles, periodic)
         _check_exported_options(
@@ -140,6 +141,7 @@ def prepare(
             particles=particles,
             positions=own_positions,
             box=box,
+            scripted=scripted,
         )
     _keep_memory()
     return exported
@@ -213,8 +215,8 @@ def _own_positions(positions: Any, particles: list[int] | None, count: int) -> T
     return tensor if particles is None else tensor[particles]
 
 
-def open_model(model: Any) -> TensorNet | Exported:
-    """A loaded model as it is, a checkpoint or an exported file read."""
+def open_model(model: Any, scripted: bool = False) -> TensorNet | Exported:
+    """A loaded model as it is, a checkpoint or an exported file read, the latter as TorchScript if `scripted`."""
     if isinstance(model, TensorNet):
         return model
     if isinstance(model, (str, os.PathLike)):
@@ -225,7 +227,7 @@ def open_model(model: Any) -> TensorNet | Exported:
                 f"model: expected a checkpoint or a file of export_potential, received TorchScript ({os.fspath(model)}), which is a "
                 "program and could do anything; give it to openmmtorch.TorchForce if you trust it"
             )
-        return load_exported(path) if kind == "exported" else load_model(path)
+        return load_exported(path, scripted) if kind == "exported" else load_model(path)
     if isinstance(model, (list, tuple)):
         raise ValueError("model: expected one model, received a list; ensembles are not supported")
     raise TypeError(f"model: expected a path, a name or a TensorNet, received {type(model).__name__}")

@@ -16,6 +16,7 @@ from ..common.atoms import Atoms
 from ..common.checks import either_order, flag, integer, renamed
 from ..common.interrupts import delivered, translate
 from ..export.compiled import Exported
+from ..export.modules import EnergyAndForces
 from ..models.tensornet import TensorNet
 from ..neighbors.reference import check_box, find_pairs
 from ..static.positions import ClosePair, check_positions, nearest_neighbors
@@ -41,7 +42,8 @@ class PotentialForce:
     """
 
     metadata: dict
-    _module: torch.jit.ScriptModule  # without the scale parameter
+    _module: EnergyAndForces | torch.jit.ScriptModule  # without the scale parameter
+    _scripted: bool  # whether the OpenMM Force runs TorchScript
 
     @either_order
     def __init__(
@@ -91,6 +93,7 @@ class PotentialForce:
             kernels=kernels,
             precision=precision,
             any_molecule=flag("any_molecule", any_molecule),
+            scripted=self._scripted,
         ).describe(name=type(self).__name__ if name is None else name, scale_parameter=scale_parameter)
         self._build(exported, cuda_graphs, warmup_steps)
         self.setUsesPeriodicBoundaryConditions(exported.metadata["periodic"])

@@ -164,6 +164,8 @@ class TensorNetForce(PotentialForce, openmmtorch.TorchForce):  # type: ignore[na
         If openmmtorch is missing or does not fit the installed torch or OpenMM.
     """
 
+    _scripted = True
+
     def _build(self, exported: Exported, cuda_graphs: bool, warmup_steps: int) -> None:
         properties = {
             "useCUDAGraphs": "true" if cuda_graphs and exported.metadata["scale_parameter"] is None else "false",

@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..common import jit
 from ..common.interrupts import undisturbed
 
 _ATEN = torch.ops.aten
@@ -246,6 +245,8 @@ def copied(module: nn.Module) -> Any:
     """A copy; of a ScriptModule its code too, with which TorchScript keeps plans, and would run one for a GPU on the CPU later."""
     if not isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module)
+    from ..common import jit  # loaded for TorchForce alone
+
     buffer = io.BytesIO()
     jit.save(module, buffer)
     buffer.seek(0)
@@ -305,6 +306,8 @@ def _frozen(module: nn.Module) -> nn.Module:
     """A ScriptModule as TorchForce runs it, except that tensors stay attributes, which can be replaced."""
     if not isinstance(module, torch.jit.ScriptModule) or not hasattr(module, "training"):  # frozen already
         return module
+    from ..common import jit
+
     tensors = (*module.named_parameters(), *module.named_buffers())
     return copied(jit.freeze(module.eval(), [name for name, _ in tensors]))
 

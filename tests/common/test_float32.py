@@ -122,8 +122,8 @@ from openmm_tensornet.export import programs
 
 found, prepared = [], programs._prepared
 
-def spied(data, key):
-    own = prepared(data, key)
+def spied(*given):
+    own = prepared(*given)
     def evaluate(*arguments):
         found.append((torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32))
         return own.evaluate(*arguments)

@@ -36,7 +36,7 @@ def make(kind: str):
 def made(request):
     model, atoms, options, x, box = make(request.param)
     exported = [
-        compile_potential(model, atoms, Options(box is not None, kernels=kernels), **options)
+        compile_potential(model, atoms, Options(box is not None, kernels=kernels), scripted=True, **options)
         for kernels in ("portable", "fused")
     ]
     return exported, x, box

@@ -595,8 +595,8 @@ def test_an_exported_module_runs_after_its_check(model_path):
         assert torch.isfinite(energy) and torch.isfinite(forces).all()
 
 
-def test_programs_are_checked_as_torchscript_runs_them(monkeypatch):
-    """There a constant that the flat graph makes on the GPU would be made on the host."""
+def test_programs_are_checked_as_they_are_run(monkeypatch):
+    """In TorchScript a constant that the flat graph makes on the GPU would be made on the host."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     ones = graph.call_function(torch.ops.aten.ones.default, ([3],), {"device": torch.device("cuda")})
@@ -605,8 +605,10 @@ def test_programs_are_checked_as_torchscript_runs_them(monkeypatch):
     program = fx.GraphModule(nn.Module(), graph)
     assert check_graph_safety(program, positions()).kernels == 3
     monkeypatch.setattr(programs, "_make", lambda data, key: (None, SimpleNamespace(gpu_program=program)))
+    data = torch.zeros(1, dtype=torch.uint8)
+    assert check_graph_safety(programs.Potential(data, "key", 1, scripted=False), positions()).kernels == 3
     with pytest.raises(GraphSafetyError, match=rf"aten\.(ones\.default|mul\.Tensor): {HOST_TENSOR}"):
-        check_graph_safety(programs.Potential(torch.zeros(1, dtype=torch.uint8), "key", 1), positions())
+        check_graph_safety(programs.Potential(data, "key", 1, scripted=True), positions())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc, which lists threads, is Linux's")
