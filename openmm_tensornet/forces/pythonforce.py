@@ -36,8 +36,8 @@ class TensorNetPythonForce(PotentialForce, openmm.PythonForce):
 
     The module is that of :class:`~openmm_tensornet.TensorNetForce`, and so are energies and forces. Four things differ:
 
-    * The module runs in Python, and nothing of TorchScript is used, which PyTorch has deprecated. With fused kernels, and in a CUDA graph,
-      that costs nothing; portable kernels take about 1.4 times as long on a CPU.
+    * The module runs in Python, and nothing of TorchScript is used, which PyTorch has deprecated. On a CPU that costs nothing with fused
+      kernels; portable kernels take about 1.4 times as long.
     * OpenMM hands positions over in the memory of the host, whatever the platform, so a GPU waits for copies at every step. What
       it hands over does not tell the Context's ``DeviceIndex``: where that is not the first GPU, name the same one with `device`.
       All Contexts of a force share its GPU.
