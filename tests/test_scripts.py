@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from openmm.app import PDBFile
 
+from openmm_tensornet import export_potential, load_model
 from openmm_tensornet.common.interrupts import Entry, deliver, delivered
 from openmm_tensornet.md.runfiles import DCD_HEADER_BYTES, RunFiles
 
@@ -130,16 +132,15 @@ for name in ("script", "trace", "freeze", "save", "load"):
 
 import openmm
 from openmm.app import PDBFile
-from openmm_tensornet import TensorNetPythonForce, export_potential, load_model
+from openmm_tensornet import TensorNetPythonForce
 
-model, charged, file, folder = sys.argv[1:]
+model, charged, file, exported = sys.argv[1:]
 pdb = PDBFile(file)
 numbers = [atom.element.atomic_number for atom in pdb.topology.atoms()]
-export_potential(load_model(model), f"{folder}/model", atomic_numbers=numbers)
 for kernels in ("portable", "fused"):
     forces = [
         TensorNetPythonForce(charged, pdb.topology, kernels=kernels),
-        TensorNetPythonForce(f"{folder}/model", pdb.topology),
+        TensorNetPythonForce(exported, pdb.topology),
         TensorNetPythonForce(model, pdb.topology, kernels=kernels, scale_parameter="scale"),
     ]
     for force in forces:
@@ -167,7 +168,10 @@ print("done")
 def test_a_python_force_needs_no_torchscript(model_path, tmp_path):
     """It is deprecated in PyTorch: a force is made, copied, written, read and evaluated without it."""
     pytest.importorskip("openmm_tensornet.forces.pythonforce", reason="TensorNetPythonForce: needs OpenMM 8.5")
-    arguments = (model_path("variants/zero-layers"), model_path("so3"), EXAMPLE, tmp_path)
+    model, exported = model_path("variants/zero-layers"), tmp_path / "exported"
+    numbers = [atom.element.atomic_number for atom in PDBFile(str(EXAMPLE)).topology.atoms()]
+    export_potential(load_model(model), exported, atomic_numbers=numbers)
+    arguments = (model, model_path("so3"), EXAMPLE, exported)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCHSCRIPT, *map(str, arguments)], capture_output=True, text=True
     )

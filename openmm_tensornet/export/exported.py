@@ -149,6 +149,7 @@ def export_potential(
         positions=own,
         box=box,
         coulomb_cutoff=coulomb_cutoff,
+        scripted=True,  # the launches that a file declares are TorchForce's
         self_contained=torchscript,
     )
     save(exported, path)
