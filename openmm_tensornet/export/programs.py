@@ -133,14 +133,12 @@ def _make(data: Tensor, key: str) -> tuple[Specification, StaticPotential]:
 
 def _prepare(data: Tensor, key: str, scripted: bool) -> _Prepared:
     specification, potential = _make(data, key)
-    finish = _finish(scripted)
     program: Any
     if data.device.type == "cpu":
-        program = cpu_program(
-            specification, potential, _finish(False) if potential.options.fused and available() else finish
-        )
+        fused = potential.options.fused and available()  # which are few calls in any case
+        program = cpu_program(specification, potential, _finish(scripted and not fused))
     else:
-        program = finish(potential.gpu_program.to(data.device))
+        program = _finish(scripted)(potential.gpu_program.to(data.device))
     charges = potential.charge_program if data.device.type == "cpu" else potential.gpu_charge_program
     charges = None if charges is None else charges.to(data.device)
     if data.device.type == "cuda":
@@ -175,9 +173,10 @@ def _prepared(data: Tensor, key: str, scripted: bool) -> _Prepared:
 
 _NAMESPACE = "openmm_tensornet"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
-_GIVEN = "Tensor positions, Tensor? box, Tensor data, str key, int replicas, bool scripted=True"
-_LIBRARY.define(f"potential({_GIVEN}) -> (Tensor, Tensor)")
-_LIBRARY.define(f"partial_charges({_GIVEN}) -> Tensor")
+_GIVEN = "Tensor positions, Tensor? box, Tensor data, str key"
+# What XML of an earlier TorchForce calls has no `scripted`.
+_LIBRARY.define(f"potential({_GIVEN}, int replicas, bool scripted=True) -> (Tensor, Tensor)")
+_LIBRARY.define(f"partial_charges({_GIVEN}, bool scripted=True) -> Tensor")
 
 
 @ieee_float32
@@ -190,9 +189,7 @@ def potential(
 
 
 @ieee_float32
-def _partial_charges(
-    positions: Tensor, box: Tensor | None, data: Tensor, key: str, replicas: int, scripted: bool = True
-) -> Tensor:
+def _partial_charges(positions: Tensor, box: Tensor | None, data: Tensor, key: str, scripted: bool = True) -> Tensor:
     charges = _prepared(data, key, scripted).charges
     assert charges is not None
     return charges(positions) if box is None else charges(positions, box)
@@ -252,6 +249,4 @@ class PartialCharges(Potential):
     """Partial charges."""
 
     def forward(self, positions: Tensor, boxvectors: Tensor | None = None):  # type: ignore[override]
-        return torch.ops.openmm_tensornet.partial_charges(
-            positions, boxvectors, self.data, self.key, self.replicas, self.scripted
-        )
+        return torch.ops.openmm_tensornet.partial_charges(positions, boxvectors, self.data, self.key, self.scripted)

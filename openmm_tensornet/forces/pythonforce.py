@@ -21,6 +21,7 @@ from ..common.checks import either_order
 from ..common.interrupts import Entry
 from ..export.compiled import Exported
 from ..export.exported import parse_metadata
+from ..graph.capture import copied
 from ..models.tensornet import TensorNet
 from .base import PotentialForce
 
@@ -126,7 +127,7 @@ class Computation:
         with self._lock, torch.no_grad():
             if self._program is None:
                 device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-                module = self.exported.module.to(device)
+                module = copied(self.exported.module).to(device)  # the force moves its own to other devices
                 self._program = OnGpu(module, inputs, device, self.warmup_steps) if device.type == "cuda" else module
             energy, forces = self._program(*inputs)
             result = float(energy), forces.numpy().copy()  # the next call writes there

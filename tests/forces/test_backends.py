@@ -574,6 +574,17 @@ class TestPythonForce:
         with pytest.raises(TypeError, match="expected a TensorNetPythonForce, received PythonForce"):
             force_class("python").cast(openmm.PythonForce(nothing))
 
+    def test_its_program_stays_where_it_is(self):
+        """What is asked of the force moves its module to the device of the platform, which need not be the one that it runs on."""
+        force = make_force("python")
+        context = openmm.Context(
+            make_system(3, force), openmm.VerletIntegrator(0.001), openmm.Platform.getPlatformByName("Reference")
+        )
+        context.setPositions(WATER)
+        before = context.getState(energy=True).getPotentialEnergy()
+        force._module.to("meta")
+        assert context.getState(energy=True).getPotentialEnergy() == before
+
     def test_copies_have_the_same_xml(self):
         """Tools that compare Systems by it would else take a copy for another System."""
         first = copy.deepcopy(make_system(3, make_force("python")))
